@@ -1,5 +1,4 @@
-# gmblock's front door. The build itself is Meson and Ninja; every target here is a few of their
-# commands, so that nobody has to remember them. `make help` lists the targets.
+# Short names for common Meson and Ninja commands. `make help` lists the targets.
 
 BUILD        ?= build
 JOBS         ?= $(shell nproc)
@@ -120,7 +119,7 @@ bench: deps-test ## compare with nbdkit, qemu-nbd and nbd-server on this machine
 lint: deps-test $(BUILD)/.gmblock-tests ## only the checks on the source itself
 	@$(RUN_TESTS) -C $(BUILD) --suite lint $(TEST_ARGS)
 
-check-format: ## tell which C files are not formatted as .clang-format says
+check-format: ## list the C files that `make format` would change
 	$(CLANG_FORMAT) --dry-run --Werror $(FORMATTED)
 
 format: ## format every C file in place

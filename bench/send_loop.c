@@ -8,31 +8,21 @@
  *
  * WAY is what the server does for a block:
  *
- *   map       sends from a mapping of the file
- *   populate  as map; a second thread fills the page tables some MiB ahead
  *   copy      reads the block into a buffer, and sends this
- *   pieces    as copy, in pieces of 256 KiB
- *   relay     as pieces; a second thread reads pieces meanwhile
  *   sendfile  sends with sendfile()
  *   memory    sends from one buffer, without any file
- *   direct    as copy, around the page cache
  *
  * The client reads blocks in order, from 0 to BYTES again and again. SECONDS: 0 ends after BYTES.
- * Server and client are two processes, so the page tables of the server are new. Prints one JSON
- * object: the rate, and for each block processor time and page faults of the server, and processor
- * time of the client.
+ * Server and client are two processes. Prints one JSON object: the rate, and for each block the
+ * processor time of the server and of the client.
  *
- * Threading: the server's second thread shares only atomic counters. Errors: exit status 1 and a
- * line on standard error.
+ * Threading: one thread for each process. Errors: exit status 1 and a line on standard error.
  */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <pthread.h>
-#include <sched.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -47,13 +37,6 @@ enum {
 	ARGUMENTS = 8,
 	ALIGNMENT = 4096,
 	DEPTH_MAX = 64,
-	PIECE_BYTES = 256 << 10,
-	PIECES_AHEAD = 2,
-	PAGE_BYTES = 4096,
-	/* The kernel maps the pages around a page at the same time, if they are cached. */
-	POPULATE_BYTES = 64 << 10,
-	POPULATE_AHEAD_BYTES = 16 << 20,
-	POPULATE_PAUSE_US = 500,
 	UNIX_BUFFER_BYTES = 4 << 20,
 };
 
@@ -61,15 +44,7 @@ struct server {
 	int fd;
 	int socket;
 	uint64_t block_bytes;
-	uint64_t bytes;
-	uint8_t *map;
 	uint8_t *buffer;
-	_Atomic uint64_t sent_bytes; /* of the file; the second thread runs ahead of it */
-	/* relay: pieces that were asked for, read, and sent */
-	_Atomic uint64_t wanted;
-	_Atomic uint64_t filled;
-	_Atomic uint64_t drained;
-	uint64_t offset; /* of the block that the wanted pieces belong to */
 };
 
 static _Noreturn void fail(const char *what)
@@ -91,90 +66,16 @@ static void send_all(struct server *server, const uint8_t *data, uint64_t bytes)
 	}
 }
 
-static void read_all(struct server *server, uint8_t *buffer, uint64_t offset, uint64_t bytes)
-{
-	if (pread(server->fd, buffer, bytes, (off_t)offset) != (ssize_t)bytes) {
-		fail("read");
-	}
-}
-
 /* --- ways ------------------------------------------------------------------------------------ */
-
-static void answer_map(struct server *server, uint64_t offset)
-{
-	atomic_store_explicit(&server->sent_bytes, offset, memory_order_relaxed);
-	send_all(server, server->map + offset, server->block_bytes);
-}
-
-static void *populate_ahead(void *argument)
-{
-	struct server *server = argument;
-	uint64_t at = 0;
-
-	while (at < server->bytes) {
-		uint64_t sent = atomic_load_explicit(&server->sent_bytes, memory_order_relaxed);
-
-		if (at >= sent + POPULATE_AHEAD_BYTES) {
-			usleep(POPULATE_PAUSE_US);
-			continue;
-		}
-		if (madvise(server->map + at, PAGE_BYTES, MADV_POPULATE_READ) < 0) {
-			fail("populate");
-		}
-		at += POPULATE_BYTES;
-	}
-	return NULL;
-}
 
 static void answer_copy(struct server *server, uint64_t offset)
 {
-	read_all(server, server->buffer, offset, server->block_bytes);
+	ssize_t count = pread(server->fd, server->buffer, server->block_bytes, (off_t)offset);
+
+	if (count != (ssize_t)server->block_bytes) {
+		fail("read");
+	}
 	send_all(server, server->buffer, server->block_bytes);
-}
-
-static void answer_pieces(struct server *server, uint64_t offset)
-{
-	for (uint64_t done = 0; done < server->block_bytes; done += PIECE_BYTES) {
-		read_all(server, server->buffer, offset + done, PIECE_BYTES);
-		send_all(server, server->buffer, PIECE_BYTES);
-	}
-}
-
-static void *relay_read(void *argument)
-{
-	struct server *server = argument;
-	uint64_t filled = 0;
-
-	for (;;) {
-		uint64_t drained = atomic_load_explicit(&server->drained, memory_order_acquire);
-
-		if (filled >= atomic_load_explicit(&server->wanted, memory_order_acquire) ||
-			filled >= drained + PIECES_AHEAD) {
-			sched_yield();
-			continue;
-		}
-		read_all(server, server->buffer + filled % PIECES_AHEAD * PIECE_BYTES,
-			filled * PIECE_BYTES % server->bytes, PIECE_BYTES);
-		atomic_store_explicit(&server->filled, ++filled, memory_order_release);
-	}
-	return NULL;
-}
-
-static void answer_relay(struct server *server, uint64_t offset)
-{
-	uint64_t end = server->drained + server->block_bytes / PIECE_BYTES;
-
-	(void)offset;
-	atomic_store_explicit(&server->wanted, end, memory_order_release);
-	while (server->drained < end) {
-		while (atomic_load_explicit(&server->filled, memory_order_acquire) <=
-			server->drained) {
-			sched_yield();
-		}
-		send_all(server, server->buffer + server->drained % PIECES_AHEAD * PIECE_BYTES,
-			PIECE_BYTES);
-		atomic_store_explicit(&server->drained, server->drained + 1, memory_order_release);
-	}
 }
 
 static void answer_sendfile(struct server *server, uint64_t offset)
@@ -201,40 +102,27 @@ static void answer_memory(struct server *server, uint64_t offset)
 static const struct way {
 	const char *name;
 	void (*answer)(struct server *server, uint64_t offset);
-	void *(*helper)(void *server); /* the second thread; NULL: none */
-	int flags;		       /* of open() */
 } ways[] = {
-	{ "map", answer_map, NULL, 0 },
-	{ "populate", answer_map, populate_ahead, 0 },
-	{ "copy", answer_copy, NULL, 0 },
-	{ "pieces", answer_pieces, NULL, 0 },
-	{ "relay", answer_relay, relay_read, 0 },
-	{ "sendfile", answer_sendfile, NULL, 0 },
-	{ "memory", answer_memory, NULL, 0 },
-	{ "direct", answer_copy, NULL, O_DIRECT },
+	{ "copy", answer_copy },
+	{ "sendfile", answer_sendfile },
+	{ "memory", answer_memory },
 };
 
 /* --- server and client ----------------------------------------------------------------------- */
 
-static void serve(
-	const struct way *way, const char *path, int socket, uint64_t block_bytes, uint64_t bytes)
+static void serve(const struct way *way, const char *path, int socket, uint64_t block_bytes)
 {
-	struct server server = { .socket = socket, .block_bytes = block_bytes, .bytes = bytes };
-	pthread_t helper;
+	struct server server = { .socket = socket, .block_bytes = block_bytes };
 	uint64_t offset;
 
-	server.fd = open(path, O_RDONLY | O_CLOEXEC | way->flags);
+	server.fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (server.fd < 0) {
 		fail(path);
 	}
-	server.map = mmap(NULL, bytes, PROT_READ, MAP_SHARED, server.fd, 0);
 	server.buffer = mmap(NULL, block_bytes, PROT_READ | PROT_WRITE,
 		MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-	if (server.map == MAP_FAILED || server.buffer == MAP_FAILED) {
+	if (server.buffer == MAP_FAILED) {
 		fail("mmap");
-	}
-	if (way->helper != NULL && pthread_create(&helper, NULL, way->helper, &server) != 0) {
-		fail("thread");
 	}
 	while (recv(socket, &offset, sizeof(offset), MSG_WAITALL) == sizeof(offset)) {
 		way->answer(&server, offset);
@@ -333,8 +221,8 @@ static int run(const struct way *way, char **argv)
 	int pair[2];
 	pid_t child;
 
-	if (depth == 0 || depth > DEPTH_MAX || block_bytes == 0 || bytes % POPULATE_BYTES != 0 ||
-		block_bytes % (PIECES_AHEAD * PIECE_BYTES) != 0 || bytes % block_bytes != 0) {
+	if (depth == 0 || depth > DEPTH_MAX || block_bytes == 0 || block_bytes % ALIGNMENT != 0 ||
+		bytes % block_bytes != 0) {
 		fprintf(stderr, "send_loop: depth or sizes are out of range\n");
 		return 2;
 	}
@@ -342,7 +230,7 @@ static int run(const struct way *way, char **argv)
 	child = fork();
 	if (child == 0) {
 		close(pair[1]);
-		serve(way, argv[2], pair[0], block_bytes, bytes);
+		serve(way, argv[2], pair[0], block_bytes);
 	}
 	if (child < 0) {
 		fail("fork");
@@ -362,12 +250,10 @@ static int run(const struct way *way, char **argv)
 		fail("wait");
 	}
 	getrusage(RUSAGE_CHILDREN, &server);
-	printf("{ \"bytes_per_s\": %.0f, \"server_cpu_us\": %.1f, \"client_cpu_us\": %.1f, "
-	       "\"server_faults\": %.1f }\n",
+	printf("{ \"bytes_per_s\": %.0f, \"server_cpu_us\": %.1f, \"client_cpu_us\": %.1f }\n",
 		(double)(totals.blocks * block_bytes) * 1e9 / (double)totals.elapsed_ns,
 		cpu_us(&server) / (double)totals.blocks,
-		(cpu_us(&client) - cpu_us(&before)) / (double)totals.blocks,
-		(double)server.ru_minflt / (double)totals.blocks);
+		(cpu_us(&client) - cpu_us(&before)) / (double)totals.blocks);
 	return 0;
 }
 

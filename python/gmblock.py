@@ -30,7 +30,7 @@ OPEN_READ_ONLY, OPEN_NO_RECONNECT, OPEN_NO_EXTENDED, OPEN_SIMPLE, OPEN_URI_FILES
     1 << bit for bit in range(6))
 LEASE_NONE, LEASE_SHARED, LEASE_EXCLUSIVE = range(3)
 TLS_NO_VERIFY = 1
-EVENTS = ("lost", "reconnected", "gave-up", "resized", "retrying")
+EVENTS = ("lost", "reconnected", "gave-up", "resized", "retrying", "silent")
 REPLIES = ("simple", "structured", "extended", "placed")
 CAPABILITIES = ("write", "flush", "fua", "trim", "zero", "fast-zero", "cache", "status", "df",
                 "multi-conn", "rotational", "copy")

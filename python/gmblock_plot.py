@@ -493,13 +493,6 @@ class Read:
         self.length, self.chunk_bytes = get(size, "bytes", "count"), chunk_bytes
         self.panel = Panel(top + 24, top + 270, get(self.read, "time_us") * 1000, self.length)
 
-    def parts(self):
-        for part in get_all(self.read, "parts"):
-            start, end = (self.panel.x(get(part, key) * 1000) for key in ("submitted_us", "completed_us"))
-            offset = get(part, "offset", "count")
-            low, high = self.panel.y(offset), self.panel.y(offset + get(part, "bytes", "count"))
-            yield path("part", "M%.1f %.1fh%.1fM%.1f %.1fV%.1f" % (start, low, end - start, end, low, high))
-
     def dots(self):
         """By colour, the places of the chunks that were seen before the read was complete."""
         arrivals, streams = (get(self.read, key, "list") for key in ("arrivals_us", "arrival_streams"))
@@ -530,30 +523,24 @@ class Read:
                        "No chunk was seen before the read was complete.")
 
     def drawn(self):
-        return [*self.panel.axes(), *self.parts(), *self.chunks()]
+        return [*self.panel.axes(), *self.chunks()]
 
 
 def draw_reads(root):
     sizes = get_all(root, "sizes")
     if not sizes:
         raise Refused("it has no reads, so there is nothing to draw; trace the disk again")
-    chunk_bytes, part_bytes = get(root, "chunk_bytes", "count"), get(root, "part_bytes", "count")
-    how = "in one piece"
-    if part_bytes:
-        how = "in parts of %s, submitted %s" % (
-            size_text(part_bytes), "together" if get(root, "together", "yes or no") else "one by one")
+    chunk_bytes = get(root, "chunk_bytes", "count")
     sheet = Sheet(320)
     for size in sizes:
         top = sheet.next_top()
-        title = "%s %s" % (size_text(get(size, "bytes", "count")), how)
+        title = size_text(get(size, "bytes", "count"))
         sheet.panels.append("".join(
             [text(LEFT, top + 14, "sub", title), *Read(size, chunk_bytes, top).drawn()]))
     return sheet.drawn(
         "When the data of a read arrives in memory", get(root, "path", "text"),
-        ".part { stroke: #bbb; stroke-width: 1.5; fill: none }\n"
         ".dots { stroke-width: 3; stroke-linecap: round; fill: none }\n",
-        "dots: chunks at the time they were seen in memory, one colour per stream; grey: parts from submission to "
-        "completion")
+        "dots: chunks at the time they were seen in memory, one colour per stream")
 
 
 # --- the command ----------------------------------------------------------------------------------

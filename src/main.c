@@ -52,9 +52,6 @@ static const struct store_kind *const store_kinds[] = {
 	&null_store_kind,
 	&flash_store_kind,
 	&overlay_store_kind,
-#ifdef GMBLOCK_LAB
-	&marker_store_kind,
-#endif
 	&pace_store_kind,
 	&sched_store_kind,
 	&delay_store_kind,

@@ -24,14 +24,18 @@ import sys
 
 MIB = 1 << 20
 TRACING = "/sys/kernel/tracing"
-SOCKET, CONTROL, COUNTS = "/run/gmb", "/run/control", "/run/counts"
+SOCKET, NBD_SOCKET, CONTROL, COUNTS = "/run/gmb", "/run/nbd", "/run/control", "/run/counts"
+FAR_SERVER, FAR_CLIENT = "192.0.2.1", "192.0.2.2"
 
 # mode: keys of the export. scheme: how the client reaches it. block: bytes of a request. tool: who reads or writes.
 # hot: the data is in the page cache of the server before.
 Way = collections.namedtuple("Way", "title mode scheme block tool operation hot", defaults=("bench", "read", False))
 WAYS = {
     "cached": Way("NBD over TCP, page cache", "mode=cached", "nbd", 64 << 10),
-    "page-cache-send": Way("NBD over TCP, sent from the page cache (hot)", "mode=cached", "nbd", MIB, hot=True),
+    "page-cache-copy": Way("NBD over TCP, page cache (hot)", "mode=cached", "nbd", MIB, hot=True),
+    "page-cache-send-far": Way("NBD over TCP from another network namespace, sent from the page cache (hot)", "mode=cached", "nbd-far", MIB,
+                               hot=True),
+    "page-cache-send-unix": Way("NBD over a Unix socket, sent from the page cache (hot)", "mode=cached", "nbd+unix", MIB, hot=True),
     "direct": Way("NBD over TCP, direct", "mode=direct", "nbd", MIB),
     "device": Way("NBD over TCP, device memory", "mode=device,device-cpu=yes", "nbd", MIB),
     "gmb-unix-cached": Way("gmb+unix, page cache", "mode=cached", "gmb+unix", MIB),
@@ -50,18 +54,21 @@ WAYS = {
     "nbd": Way("kernel nbd, NBD over TCP, direct", "mode=direct", "nbd", MIB, "nbd"),
 }
 
-# Functions that copy, and where a probe finds the number of bytes. The functions in lib/iov_iter.c cannot be probed.
-# No sender here passes pages to TCP instead of copying.
-# The payload of no way passes through a Unix socket.
+# Functions that copy, and where a probe finds the number of bytes, of which some are an int: an error or a count below 2^31.
+# The functions in lib/iov_iter.c cannot be probed.
 RESULT, FOURTH = "$retval", "%cx"
 PROBES = {
     "cached_read": ("filemap_read", RESULT),
     "cached_write": ("iomap_file_buffered_write", RESULT),
     "tmpfs_read": ("shmem_file_read_iter", RESULT),
     "tcp_send": ("tcp_sendmsg", RESULT),
+    "unix_send": ("skb_copy_datagram_from_iter", FOURTH),
     "receive": ("skb_copy_datagram_iter", FOURTH),
     "ublk": ("ublk_copy_user_pages", RESULT),
+    "spliced": ("skb_splice_from_iter", RESULT),
 }
+# What tcp_sendmsg() has accepted without a copy, as pages from sendfile().
+NOT_COPIED = "spliced"
 
 
 def write(path, text, flags=os.O_WRONLY):
@@ -87,7 +94,7 @@ class Probes:
             # The compiler may have changed its parameters.
             symbol = next(symbol for symbol in (function, function + ".isra.0", function + ".constprop.0")
                           if symbol in symbols)
-            write(TRACING + "/kprobe_events", "%s:crossings/%s %s bytes=%s:s64\n" % (
+            write(TRACING + "/kprobe_events", "%s:crossings/%s %s bytes=%s:s32\n" % (
                 "r64" if place == RESULT else "p", name, symbol, place), os.O_WRONLY | os.O_APPEND)
             write(self._event(name, "trigger"), "hist:keys=common_pid:vals=bytes:size=4096 if bytes > 0\n")
 
@@ -103,7 +110,8 @@ class Probes:
                 for line in file:
                     words = line.replace(":", " ").split()
                     if words[:2] == ["{", "common_pid"]:
-                        found[int(words[2])] += int(words[words.index("bytes") + 1])
+                        count = int(words[words.index("bytes") + 1])
+                        found[int(words[2])] += -count if name == NOT_COPIED else count
         return found
 
 
@@ -156,6 +164,27 @@ def threads(pid):
     return {int(name) for name in os.listdir("/proc/%d/task" % pid)}
 
 
+class Namespace:
+    """A network namespace whose only link leads to that of the server."""
+
+    def __init__(self):
+        self._keeper = subprocess.Popen(["unshare", "-n", "sh", "-c", "echo ready; exec cat"], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE)
+        assert self._keeper.stdout.readline() == b"ready\n"
+        self._ip([], "link", "add", "far0", "type", "veth", "peer", "name", "far1", "netns", str(self._keeper.pid))
+        for prefix, device, address in (([], "far0", FAR_SERVER), (self.prefix(), "far1", FAR_CLIENT)):
+            self._ip(prefix, "address", "add", address + "/24", "dev", device)
+            self._ip(prefix, "link", "set", device, "up")
+
+    def prefix(self):
+        """Words before a command that runs there."""
+        return ["nsenter", "-t", str(self._keeper.pid), "-n"]
+
+    @staticmethod
+    def _ip(prefix, *words):
+        subprocess.run([*prefix, "ip", *words], check=True)
+
+
 class Server:
     """Has the exports disk, and target for copies. A sandbox would keep the counter of copies from its file."""
 
@@ -167,6 +196,7 @@ class Server:
             exports += ["--arena", "p2pmem:" + memory]
         self._process = subprocess.Popen(
             ["gmblock", "serve", "--threads", "1", "--sandbox", "off", "--control", CONTROL, "--listen", "nbd://127.0.0.1:10809", "--listen",
+             "nbd://%s:10809" % FAR_SERVER, "--listen", "nbd+unix:///?socket=" + NBD_SOCKET, "--listen",
              "gmb+unix:///?socket=" + SOCKET, "--listen", "gmb://127.0.0.1:10810?insecure-network=yes", *exports],
             stdout=subprocess.PIPE, text=True, env=counted("server"))
         if not self._process.stdout.readline():
@@ -175,7 +205,8 @@ class Server:
 
     @staticmethod
     def uri(scheme, name="disk"):
-        return {"nbd": "nbd://127.0.0.1:10809/%s", "gmb": "gmb://127.0.0.1:10810/%s",
+        return {"nbd": "nbd://127.0.0.1:10809/%s", "nbd-far": "nbd://" + FAR_SERVER + ":10809/%s",
+                "nbd+unix": "nbd+unix:///%s?socket=" + NBD_SOCKET, "gmb": "gmb://127.0.0.1:10810/%s",
                 "gmb+unix": "gmb+unix:///%s?socket=" + SOCKET}[scheme] % name
 
     def stats(self):
@@ -217,14 +248,15 @@ class Attachment:
         subprocess.run(["gmblock", "detach", self._uri], check=True)
 
 
-def use_server(way, server):
+def use_server(way, server, far):
     uri = server.uri(way.scheme)
     if way.tool == "copy":
         words = ["copy", uri, server.uri(way.scheme, "target")]
     else:
         words = ["bench", "--rw", way.operation, "--bs", str(way.block), "--depth", "1", "--connections", "1", "--warmup",
                  "0", "--seconds", "600", "--once", *(["--force"] if way.operation == "write" else []), uri]
-    subprocess.run(["gmblock", *words], check=True, stdout=subprocess.DEVNULL, env=counted("client"))
+    prefix = far.prefix() if way.scheme == "nbd-far" else []
+    subprocess.run([*prefix, "gmblock", *words], check=True, stdout=subprocess.DEVNULL, env=counted("client"))
 
 
 def transferred(disks, before):
@@ -232,7 +264,7 @@ def transferred(disks, before):
     return sum(now - then for disk, old in zip(disks, before) for now, then in zip(disk.sectors(), old))
 
 
-def measure(way, disks, memory, probes):
+def measure(way, disks, memory, probes, far):
     """Bytes of everything that is counted."""
     used = disks if way.tool == "copy" else disks[:1]
     server = Server(way.mode, used, memory)
@@ -245,7 +277,7 @@ def measure(way, disks, memory, probes):
     if attachment:
         attachment.use(way, used[0].size)
     else:
-        use_server(way, server)
+        use_server(way, server, far)
     os.sync()
     copies = probes.read() - started["copies"]
     found = {"disk": transferred(used, started["disks"]),
@@ -297,10 +329,10 @@ def main():
         disk.fill(salt)
     with open("/lab/payload", "wb") as file:
         file.write(random.Random(9).randbytes(size))
-    probes = Probes()
+    probes, far = Probes(), Namespace()
     found = {"control": control(size, probes), "ways": {}}
     for name in names:
-        found["ways"][name] = measure(WAYS[name], disks, memory, probes)
+        found["ways"][name] = measure(WAYS[name], disks, memory, probes, far)
         print(name, found["ways"][name], flush=True)
     with open("/results/crossings", "w", encoding="utf-8") as file:
         json.dump(found, file)

@@ -33,19 +33,19 @@ def record_path(results, name):
 
 ROWS = {row.name: row for row in (
     Row("clan", 4, quick=["--rows", "round-trip-two-cpus,bandwidth-512,rpc-16x32"]),
-    Row("crossings", 3, quick=None, plots=False),
-    Row("guest-disk", 3, quick=None),
+    Row("crossings", 1, quick=None, plots=False),
+    Row("guest-disk", 1, quick=None),
     Row("ocfs2", 6, quick=None),
-    Row("gmb", 8, quick=["--rows", "read-1m-d8,write-64k-d4"]),
-    Row("middleware", 5, quick=["--rows", "omniorb-null,mpi-8"]),
-    Row("clan-paper", 7),
+    Row("gmb", 6, quick=["--rows", "read-1m-d8,write-64k-d4"]),
+    Row("middleware", 2, quick=["--rows", "omniorb-null,mpi-8"]),
+    Row("clan-paper", 5),
     Row("flash-store", 5, quick=["--rows", "rule-15"], plots=False),
     Row("neighbour", 6),
-    Row("push", 3, quick=["--rows", "memory"]),
-    Row("overlap", 9, quick=["--no-peers"]),
-    Row("streams", 8, quick=["--rows", "streams"], chrt=True),
-    Row("depth", 20, ["--seconds", "0.4"], quick=["--depths", "1,8", "--stores", "direct", "--neighbours", "0"]),
-    Row("cluster", 10, quick=["--rows", "iozone-1-small-64k,web-125"], chrt=True),
+    Row("push", 1, quick=["--rows", "memory"]),
+    Row("overlap", 8, quick=["--no-peers"]),
+    Row("streams", 7, quick=["--rows", "streams"], chrt=True),
+    Row("depth", 13, ["--seconds", "0.4"], quick=["--depths", "1,8", "--stores", "direct", "--neighbours", "0"]),
+    Row("cluster", 11, quick=["--rows", "iozone-1-small-64k,web-125"], chrt=True),
 )}
 
 

@@ -406,6 +406,13 @@ struct clan_conn_stats {
 };
 void clan_conn_get_stats(const struct clan_conn *conn, struct clan_conn_stats *stats);
 
+/* Returns the TCP socket that carries an open connection. The program can query it with
+ * getsockopt() and ioctl(), for example for the data that the peer has not acknowledged: a put to
+ * `tcp:` ends when the socket has accepted its data. The library owns the socket, so nothing else
+ * may be done with it. Returns -1 over shared memory and libfabric, or if the connection is not
+ * open. */
+int clan_conn_socket(const struct clan_conn *conn);
+
 /* ---- messages: the distributed message queues of the CLAN paper ----------------------------- */
 
 /* Each class has its own ring and credits, so a control message never waits behind bulk messages.

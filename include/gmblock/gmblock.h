@@ -253,6 +253,9 @@ enum gmb_event {
 			       reports it while connected; other servers after a reconnect */
 	GMB_EVENT_RETRYING, /* no connection could be restored yet; the text says why. Reported
 			       again when the reason changes */
+	GMB_EVENT_SILENT,   /* a server has not responded for 3 s, also while the export is being
+			       opened; the text says for how long the library waits. Reported once
+			       for each server until a connection is restored */
 };
 
 struct gmb_options {
@@ -292,7 +295,10 @@ struct gmb_options {
 	 * that excludes this one, opening fails with -EACCES; if the server has no leases, with
 	 * -EOPNOTSUPP. Once the lease is lost, requests fail with -ENOTCONN. */
 	uint32_t lease;
-	/* how long the lease lasts when all connections are lost; 0 = 30 s; at most 1 hour */
+	/* How long the lease lasts when all connections are lost; 0 = 60 s; at most 1 hour; longer
+	 * than request_timeout_ms, because a client that reconnects later has lost it. If the URI
+	 * names several hosts, it cannot continue at another host either. A time in which the
+	 * program did not wait for the queue counts as well. */
 	uint32_t lease_ms;
 	/* Clients with the same lease_id hold the lease together. All zeroes: the library chooses
 	 * a random one. Random numbers, which are secret. */

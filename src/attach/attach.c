@@ -97,7 +97,7 @@ void attach_options_init(struct attach_options *options)
 		.request_timeout_ns = 30 * NS_PER_S,
 		.reconnect_timeout_ns = 600 * NS_PER_S,
 		.readahead_bytes = READAHEAD_AUTO,
-		.lease.ms = 30000,
+		.lease.ms = LEASE_MS_DEFAULT,
 	};
 }
 
@@ -143,9 +143,15 @@ static int start_device(
 static void *stop_device(void *argument)
 {
 	struct daemon *daemon = argument;
+	char reason[HEALTH_TEXT_BYTES];
 
 	daemon->stop_result =
 		daemon->device->ops->stop(daemon->device, daemon->force, &daemon->stop_error);
+	/* A failed flush knows only that there is no connection. */
+	if (daemon->stop_result == -ENOTCONN &&
+		health_last_reason(&daemon->device->health, reason)) {
+		error_add(&daemon->stop_error, "; %s", reason);
+	}
 	eventfd_write(daemon->stopped_fd, 1);
 	return NULL;
 }
@@ -437,7 +443,6 @@ static void begin_status(void *context, struct control_client *client, const jso
 	json_t *server = json_null();
 	int64_t staged;
 
-	GMB_UNUSED(arguments);
 	if (health_last_reason(&daemon->device->health, last)) {
 		reason = json_string(log_escape_sentence(shown, sizeof(shown), last));
 	}

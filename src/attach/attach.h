@@ -109,7 +109,6 @@ struct health {
 	char server[HEALTH_TEXT_BYTES];
 };
 
-void health_init(struct health *health);
 void health_set(struct health *health, bool connected, const char *text);
 
 void health_set_server(struct health *health, const char *server);

@@ -22,7 +22,8 @@ int device_init(struct device *device, const struct device_ops *ops, struct erro
 	device->ops = ops;
 	device->number = -1;
 	atomic_store(&device->staged_bytes, -1);
-	health_init(&device->health);
+	pthread_mutex_init(&device->health.lock, NULL);
+	device->health.connected = true;
 	device->ended_fd = eventfd(0, EFD_CLOEXEC);
 	device->resized_fd = eventfd(0, EFD_CLOEXEC);
 	return device->ended_fd >= 0 && device->resized_fd >= 0
@@ -193,7 +194,7 @@ static int attach_device_print_json(const struct timings *timings, const char *p
 			     ? 0
 			     : -ENOMEM;
 	}
-	rc = rc ?: control_print_json(root, JSON_INDENT(2) | JSON_REAL_PRECISION(10));
+	rc = rc ?: control_print_json(root, JSON_INDENT(2));
 	if (rc == 0 && putchar('\n') == EOF) {
 		rc = -EIO;
 	}
@@ -210,13 +211,6 @@ int timings_print(const struct timings *timings, const char *path, bool json, st
 		return error_oom(error);
 	}
 	return rc == 0 ? 0 : error_set(error, rc, "cannot print the timings");
-}
-
-void health_init(struct health *health)
-{
-	pthread_mutex_init(&health->lock, NULL);
-	health->connected = true;
-	health->text[0] = '\0';
 }
 
 void health_set(struct health *health, bool connected, const char *text)

@@ -119,9 +119,6 @@ const struct fuse_lowlevel_ops *fuse_file_ops(void);
 /* Returns whether another request can be accepted. */
 bool fuse_file_has_room(const struct fuse_file *file);
 
-/* Allocates a slot for a request. fuse_file_has_room() must be true. */
-struct fuse_slot *fuse_slot_get(struct fuse_file *file, fuse_req_t req);
-
 /* Releases a slot that has been answered, with its inlet. */
 void fuse_slot_put(struct fuse_slot *slot);
 

@@ -218,8 +218,6 @@ static bool is_mounted_on(const char *path)
 static int check_mount_point(
 	const struct fuse_file *file, const struct stat *status, struct error *error)
 {
-	char bytes[UNITS_TEXT_BYTES];
-
 	if (!S_ISREG(status->st_mode)) {
 		return error_set(
 			error, -EINVAL, "%s must be a regular file to mount on", file->device.path);
@@ -229,9 +227,9 @@ static int check_mount_point(
 	}
 	if (status->st_size > 0 && !file->options->cover) {
 		return error_set(error, -EEXIST,
-			"%s is not empty (%s), and its contents would be hidden while the disk is "
-			"attached; name a new or empty file, or add --force to hide them",
-			file->device.path, units_format_bytes(bytes, (uint64_t)status->st_size));
+			"%s is not empty (%jd bytes), and its contents would be hidden while the "
+			"disk is attached; name a new or empty file, or add --force to hide them",
+			file->device.path, (intmax_t)status->st_size);
 	}
 	return 0;
 }
@@ -247,8 +245,9 @@ static int prepare_mount_point(struct fuse_file *file, const char *wanted, struc
 
 	if (fd < 0 && errno != EEXIST) {
 		rc = -errno;
-		return error_set(
-			error, rc, "cannot create the mount point '%s': %s", wanted, strerror(-rc));
+		return error_set(error, rc, "cannot create the mount point '%s': %s", wanted,
+			rc == -ENOENT ? "its folder does not exist; create the folder first"
+				      : strerror(-rc));
 	}
 	file->device.made_file = fd >= 0;
 	if (fd >= 0) {

@@ -7,13 +7,11 @@
 int fuse_device_start(
 	const struct attach_options *options, struct device **device_out, struct error *error)
 {
-	GMB_UNUSED(options);
 	*device_out = NULL;
 	return error_set(error, -EOPNOTSUPP, "--fuse: this program was built without FUSE");
 }
 
 int fuse_device_remove(const char *path, bool force, struct error *error)
 {
-	GMB_UNUSED(force);
 	return error_set(error, -EOPNOTSUPP, "%s: this program was built without FUSE", path);
 }

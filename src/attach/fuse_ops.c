@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,7 +23,8 @@ bool fuse_file_has_room(const struct fuse_file *file)
 	return file->busy_count < FUSE_SLOTS_MAX;
 }
 
-struct fuse_slot *fuse_slot_get(struct fuse_file *file, fuse_req_t req)
+/* Allocates a slot for a request. fuse_file_has_room() must be true. */
+static struct fuse_slot *fuse_slot_get(struct fuse_file *file, fuse_req_t req)
 {
 	struct list_node *node = list_pop_front(&file->free_slots);
 	struct fuse_slot *slot;
@@ -122,7 +122,6 @@ static void fill_attributes(const struct fuse_file *file, struct stat *attribute
 
 static void on_init(void *data, struct fuse_conn_info *connection)
 {
-	GMB_UNUSED(data);
 	/* The thread reads and writes buffers directly; splicing through pipes would only add
 	 * cost. */
 	connection->want &= ~(unsigned)(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE |
@@ -140,8 +139,6 @@ static void on_getattr(fuse_req_t req, fuse_ino_t node, struct fuse_file_info *i
 {
 	struct stat attributes;
 
-	GMB_UNUSED(node);
-	GMB_UNUSED(info);
 	fill_attributes(fuse.req_userdata(req), &attributes);
 	fuse.reply_attr(req, &attributes, attribute_seconds);
 }
@@ -165,7 +162,6 @@ static void on_open(fuse_req_t req, fuse_ino_t node, struct fuse_file_info *info
 {
 	const struct fuse_file *file = fuse.req_userdata(req);
 
-	GMB_UNUSED(node);
 	if (file->device.read_only && (info->flags & O_ACCMODE) != O_RDONLY) {
 		fuse.reply_err(req, EROFS);
 		return;
@@ -175,8 +171,6 @@ static void on_open(fuse_req_t req, fuse_ino_t node, struct fuse_file_info *info
 
 static void on_release(fuse_req_t req, fuse_ino_t node, struct fuse_file_info *info)
 {
-	GMB_UNUSED(node);
-	GMB_UNUSED(info);
 	fuse.reply_err(req, 0);
 }
 
@@ -191,7 +185,6 @@ static void on_statfs(fuse_req_t req, fuse_ino_t node)
 		.f_namemax = 255,
 	};
 
-	GMB_UNUSED(node);
 	fuse.reply_statfs(req, &status);
 }
 
@@ -218,8 +211,6 @@ static void on_read(
 	uint64_t begin;
 	uint64_t end;
 
-	GMB_UNUSED(node);
-	GMB_UNUSED(info);
 	if (offset < 0 || bytes > FUSE_IO_BYTES_MAX) {
 		fuse.reply_err(req, EINVAL);
 		return;
@@ -263,8 +254,6 @@ static void on_write(fuse_req_t req, fuse_ino_t node, const char *payload, size_
 	struct fuse_file *file = fuse.req_userdata(req);
 	struct fuse_slot *slot;
 
-	GMB_UNUSED(node);
-	GMB_UNUSED(info);
 	/* At the end of the disk the part that fits is written, as write(2) does on block
 	 * devices. */
 	if (offset >= 0 && (uint64_t)offset < file->bytes) {
@@ -308,9 +297,6 @@ static void on_fsync(fuse_req_t req, fuse_ino_t node, int data_only, struct fuse
 	struct fuse_file *file = fuse.req_userdata(req);
 	struct fuse_slot *slot;
 
-	GMB_UNUSED(node);
-	GMB_UNUSED(data_only);
-	GMB_UNUSED(info);
 	if (file->device.read_only || !remote_can(&file->remote, GMB_CAN_FLUSH)) {
 		fuse.reply_err(req, 0);
 		return;
@@ -335,8 +321,6 @@ static void on_fallocate(fuse_req_t req, fuse_ino_t node, int mode, off_t offset
 		    mode == (FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE);
 	struct fuse_slot *slot;
 
-	GMB_UNUSED(node);
-	GMB_UNUSED(info);
 	if ((!punch && !zero) || !remote_can(&file->remote, GMB_CAN_ZERO)) {
 		fuse.reply_err(req, EOPNOTSUPP);
 		return;
@@ -428,8 +412,6 @@ static void on_lseek(
 	struct fuse_file *file = fuse.req_userdata(req);
 	struct fuse_slot *slot;
 
-	GMB_UNUSED(node);
-	GMB_UNUSED(info);
 	if (offset < 0 || (uint64_t)offset >= file->bytes) {
 		fuse.reply_err(req, ENXIO);
 	} else if (whence != SEEK_DATA && whence != SEEK_HOLE) {

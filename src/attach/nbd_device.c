@@ -14,34 +14,28 @@
  * is awaited. Each LINK_DEAD permits one new socket.
  */
 #include <errno.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "attach/attach.h"
 #include "attach/flush.h"
-#include "attach/nbd_hosts.h"
+#include "attach/nbd_dialer.h"
 #include "attach/nbd_kernel.h"
-#include "attach/nbd_relay.h"
 #include "attach/remote.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "nbd/client/dial.h"
-#include "tls/kernel.h"
 
 enum {
 	SOCKETS_MAX = 16,
 	SOCKETS_CHOSEN_MAX = 4,
-	/* initial pause between attempts to reconnect; doubled up to the maximum */
+	/* initial pause between attempts to reconnect; doubled up to the maximum, until a
+	 * connection lasts that long */
 	PAUSE_MS_MIN = 50,
 	PAUSE_MS_MAX = 2000,
 	/* time to wait for the kernel's notification after we have detected that a socket is
@@ -49,41 +43,39 @@ enum {
 	WAIT_MS = 500,
 };
 
+#define NS_PER_MS     UINT64_C(1000000)
 #define NS_PER_S      UINT64_C(1000000000)
-#define WAIT_NS	      (WAIT_MS * UINT64_C(1000000))
+#define WAIT_NS	      (WAIT_MS * NS_PER_MS)
 #define HOSTS_SLOW_NS (60 * NS_PER_S) /* default of slow_timeout with several hosts */
 
 struct nbd_disk {
 	struct device device;
 	const struct attach_options *options;
-	struct export_uri uri;
 	struct nbd_hosts hosts; /* the servers of the URI */
+	struct nbd_dialer dialer;
 	struct netlink orders;
 	struct nbd_kernel_device kernel;
 	struct nbd_facts facts;
 	bool connected; /* the kernel has the device */
-	bool has_lease; /* a connection was established, so the disk has had its lease */
 	_Atomic bool hurried;
-
-	/* Credentials for a URI with TLS: tls_driver for sockets that the driver gets, tls for
-	 * relays. NULL: this way is unavailable or not wanted. */
-	struct tls_client *tls_driver;
-	struct tls_client *tls;
 
 	/* The following members belong to the watcher once it runs. A socket is -1 while it is
 	 * dead. */
 	int sockets[SOCKETS_MAX];
 	/* NULL: the driver communicates with the server directly */
 	struct nbd_relay *relays[SOCKETS_MAX];
-	uint32_t numbers[SOCKETS_MAX]; /* unique number of the connection */
-	uint32_t number_next;
+	uint32_t numbers[SOCKETS_MAX];	/* unique number of the connection */
+	uint64_t since_ns[SOCKETS_MAX]; /* when it was established */
 	uint32_t socket_count;
-	char token[40];	    /* unique to this disk */
 	struct remote size; /* watches the size; queue NULL: unavailable */
 	struct netlink news;
 	/* LINK_DEAD notifications for which no new socket was given to the driver yet */
 	uint32_t dead_links;
 	uint64_t dead_since_ns;
+	int pause_ms; /* next pause between attempts to reconnect */
+	/* A connection was lost soon after it was established, which counts as a failed attempt:
+	 * the server might close each connection after the handshake. */
+	bool was_short;
 	pthread_t thread;
 	bool watching;
 	int stop_fd; /* readable: the watcher must end */
@@ -91,13 +83,6 @@ struct nbd_disk {
 
 _Static_assert(
 	SOCKETS_MAX <= (int)NBD_HANDSHAKE_REPLACES_MAX, "all sockets can be dead at the same time");
-
-/* The result of dialing. */
-struct connection {
-	int fd; /* socket for the driver */
-	uint32_t number;
-	struct nbd_relay *relay;
-};
 
 static const struct device_ops nbd_device_ops;
 
@@ -113,146 +98,43 @@ static uint64_t nbd_device_seconds(uint64_t ns)
 
 /* --- connections --------------------------------------------------------------------------- */
 
-static int make_token(struct nbd_disk *disk, struct error *error)
+static bool has_living(const struct nbd_disk *disk)
 {
-	uint64_t random[2];
-
-	if (getrandom(random, sizeof(random), 0) != sizeof(random)) {
-		return error_set(error, -EIO, "cannot get random numbers from the system");
+	for (uint32_t i = 0; i < disk->socket_count; i++) {
+		if (disk->sockets[i] >= 0) {
+			return true;
+		}
 	}
-	snprintf(disk->token, sizeof(disk->token), "%016llx%016llx", (unsigned long long)random[0],
-		(unsigned long long)random[1]);
-	return 0;
+	return false;
 }
 
-/*
- * Sets TCP options that make the kernel detect a dead peer, on idle and on busy connections.
- * Without them it only takes longer, so errors are ignored.
- */
-static void prepare_socket(int fd, const struct attach_options *options)
-{
-	uint64_t silence_ms_max = options->request_timeout_ns / 1000000;
-	unsigned silence_ms = (unsigned)MIN(silence_ms_max, (uint64_t)INT32_MAX);
-	const int interval_s = MAX((int)(silence_ms / 1000 / 4), 1);
-	const int probes = 3;
-	int flags = fcntl(fd, F_GETFL);
-
-	/* SO_KEEPALIVE was set when the socket was connected. */
-	(void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silence_ms, sizeof(silence_ms));
-	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &interval_s, sizeof(interval_s));
-	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
-	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
-	(void)fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
-}
-
-static void hang_up(struct connection *connection)
-{
-	close(connection->fd);
-	nbd_relay_end(connection->relay);
-}
-
-/* Dials a connection with TLS. The driver gets the socket if the kernel encrypts records, otherwise
- * one end of a relay. */
-static int dial_tls(struct nbd_disk *disk, const struct nbd_dial_options *dial, int cancel_fd,
-	struct connection *connection, struct nbd_handshake **answers, struct error *error)
-{
-	struct nbd_relay_options options = {
-		.dial = *dial,
-		.socket_options = disk->options,
-		.prepare = prepare_socket,
-		.cancel_fd = cancel_fd,
-	};
-	int rc = -EPROTO;
-
-	*answers = NULL;
-	if (disk->tls_driver != NULL) {
-		options.dial.tls = disk->tls_driver;
-		options.hands_over = true;
-		rc = nbd_relay_dial(&options, &connection->fd, &connection->relay, answers, error);
-	}
-	/* The handshake failed before credentials were used. The server may support only TLS 1.3,
-	 * which the relay can use. */
-	if ((rc == -EPROTO || rc == -EKEYREJECTED) && disk->tls != NULL) {
-		nbd_handshake_destroy(*answers);
-		options.dial.tls = disk->tls;
-		options.hands_over = false;
-		rc = nbd_relay_dial(&options, &connection->fd, &connection->relay, answers, error);
-	}
-	if (rc == 0 && connection->relay != NULL && disk->tls == NULL) {
-		hang_up(connection);
-		rc = error_set(error, -EOPNOTSUPP,
-			"the server chose a cipher that the kernel does not support");
-	}
-	return rc;
-}
-
-/* Returns whether the server must know the lease, as in client/hosts.c. */
-static bool renews_lease(const struct nbd_disk *disk)
-{
-	uint64_t lost_ns = disk->dead_since_ns != 0 ? clock_now_ns() - disk->dead_since_ns : 0;
-
-	return disk->has_lease && (disk->hosts.next == disk->hosts.home ||
-					  lost_ns >= disk->options->lease.ms * UINT64_C(1000000));
-}
-
-/* Dials one connection with simple replies, because the driver understands no others (P136 in
- * docs/protocol/nbd.md). The server ends our dead connections first. Blocks until deadline_ns at
- * most, or until cancel_fd is readable. */
+/* Dials a connection that replaces the dead ones. Blocks until deadline_ns at most, or until
+ * cancel_fd is readable. */
 static int dial(struct nbd_disk *disk, uint64_t deadline_ns, int cancel_fd,
-	struct connection *connection, struct nbd_facts *facts, struct error *error)
+	struct nbd_connection *connection, struct nbd_facts *facts, struct error *error)
 {
-	char names[1 + SOCKETS_MAX][NBD_HANDSHAKE_TOKEN_BYTES_MAX];
-	const char *replaces[SOCKETS_MAX];
-	struct nbd_dial_options options = {
-		.handshake = {
-			.goal = NBD_GOAL_GO,
-			.style_max = NBD_REPLIES_SIMPLE,
-			.token = names[0],
-			.replaces = replaces,
-		},
+	uint32_t dead[SOCKETS_MAX];
+	struct nbd_dial_order order = {
+		.deadline_ns = deadline_ns,
+		.cancel_fd = cancel_fd,
+		.replaces = dead,
+		.in_outage = !has_living(disk),
 	};
-	struct lease_want lease = disk->options->lease;
-	char lease_text[LEASE_WANT_BYTES];
-	struct nbd_handshake *answers;
-	int rc;
 
-	nbd_hosts_prepare(&disk->hosts, deadline_ns, &options);
-	if (lease.mode != LEASE_NONE) {
-		lease.renew = renews_lease(disk);
-		lease.moves = disk->has_lease && !lease.renew;
-		options.handshake.lease = lease_want_format(lease_text, &lease);
-	}
-	*connection = (struct connection){ .fd = -1, .number = disk->number_next++ };
-	snprintf(names[0], sizeof(names[0]), "%s.%u", disk->token, connection->number);
 	for (uint32_t i = 0; i < disk->socket_count; i++) {
 		if (disk->sockets[i] < 0) {
-			char *name = names[1 + options.handshake.replaces_count];
-
-			snprintf(name, sizeof(names[0]), "%s.%u", disk->token, disk->numbers[i]);
-			replaces[options.handshake.replaces_count++] = name;
+			dead[order.replaces_count++] = disk->numbers[i];
 		}
 	}
-	if (disk->uri.tls) {
-		rc = dial_tls(disk, &options, cancel_fd, connection, &answers, error);
-	} else {
-		rc = nbd_dial_wait(&options, cancel_fd, &connection->fd, &answers, error);
-		if (rc == 0) {
-			prepare_socket(connection->fd, disk->options);
-		}
-	}
-	if (rc == 0) {
-		*facts = *nbd_handshake_facts(answers);
-		disk->has_lease = true;
-	}
-	nbd_handshake_destroy(answers);
-	return rc;
+	return nbd_dialer_dial(&disk->dialer, &order, connection, facts, error);
 }
 
 static void keep_connection(
-	struct nbd_disk *disk, uint32_t idx, const struct connection *connection)
+	struct nbd_disk *disk, uint32_t idx, const struct nbd_connection *connection)
 {
 	disk->sockets[idx] = connection->fd;
 	disk->numbers[idx] = connection->number;
+	disk->since_ns[idx] = clock_now_ns();
 	disk->relays[idx] = connection->relay;
 }
 
@@ -278,20 +160,51 @@ static bool stop_within(struct nbd_disk *disk, int timeout_ms)
 	return poll(&entry, 1, timeout_ms) > 0;
 }
 
-/* Closes a dead socket. The shutdown notifies the kernel, which may not have detected the loss. */
+/* Closes a dead socket. The lease was cut off with the last one, because a server that refuses a
+ * further connection still serves those that live. The shutdown notifies the kernel, which may not
+ * have detected the loss. */
 static void drop_socket(struct nbd_disk *disk, uint32_t idx)
 {
+	bool is_short = clock_now_ns() - disk->since_ns[idx] < PAUSE_MS_MAX * NS_PER_MS;
+
 	shutdown(disk->sockets[idx], SHUT_RDWR);
 	close(disk->sockets[idx]);
 	disk->sockets[idx] = -1;
 	nbd_relay_end(disk->relays[idx]);
 	disk->relays[idx] = NULL;
+	disk->was_short |= is_short;
+	disk->pause_ms = is_short ? disk->pause_ms : PAUSE_MS_MIN;
+	if (!has_living(disk)) {
+		lease_watch_doubt(&disk->hosts.watch);
+	}
 	if (disk->dead_since_ns == 0) {
 		disk->dead_since_ns = clock_now_ns();
 		log_warning("%s: lost a connection to %s; reconnecting", disk->device.path,
 			disk->options->uri);
 		health_set(&disk->device.health, false, "a connection was lost");
 	}
+}
+
+static void drop_all(struct nbd_disk *disk)
+{
+	for (uint32_t i = 0; i < disk->socket_count; i++) {
+		if (disk->sockets[i] >= 0) {
+			drop_socket(disk, i);
+		}
+	}
+}
+
+/* Gives up all connections if the daemon was stopped, so that the home confirms the lease. Returns
+ * whether it was. */
+static bool drop_after_stop(struct nbd_disk *disk)
+{
+	if (lease_watch_check(&disk->hosts.watch, clock_now_ns())) {
+		return false;
+	}
+	log_warning("%s: %s", disk->device.path, LEASE_WATCH_STOPPED);
+	drop_all(disk);
+	health_set(&disk->device.health, false, LEASE_WATCH_STOPPED);
+	return true;
 }
 
 static void take_news(struct nbd_disk *disk)
@@ -364,7 +277,7 @@ static int dead_place(const struct nbd_disk *disk)
 static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *error)
 {
 	uint64_t deadline_ns = clock_now_ns() + disk->options->connect_timeout_ns;
-	struct connection connection;
+	struct nbd_connection connection;
 	struct nbd_facts facts;
 	int rc = dial(disk, deadline_ns, disk->stop_fd, &connection, &facts, error);
 
@@ -386,11 +299,13 @@ static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *err
 		}
 	}
 	if (rc != 0) {
-		hang_up(&connection);
+		nbd_connection_close(&connection);
 		return rc;
 	}
 	note_epoch(disk, &facts);
-	nbd_hosts_settle(&disk->hosts, &disk->device);
+	/* The same, unless the home has another identity of the disk since it was started again. */
+	memcpy(disk->facts.disk, facts.disk, sizeof(disk->facts.disk));
+	nbd_hosts_settle(&disk->hosts, &connection.started, &disk->device);
 	if (facts.size > disk->facts.size) {
 		nbd_device_take_size(disk, facts.size);
 		device_export_resized(&disk->device, facts.size);
@@ -432,43 +347,47 @@ static void fail_excluded(struct nbd_disk *disk, const char *reason)
 	}
 }
 
-static bool has_living(const struct nbd_disk *disk)
-{
-	for (uint32_t i = 0; i < disk->socket_count; i++) {
-		if (disk->sockets[i] >= 0) {
-			return true;
-		}
-	}
-	return false;
-}
-
 /* Chooses the host for the next attempt, after a failed one. Connections to a host that cannot be
  * reached are given up, because the kernel might not detect for long that they are dead. Returns
  * whether all hosts were tried. */
 static bool leave_host(struct nbd_disk *disk, int rc)
 {
-	for (uint32_t i = 0; i < disk->socket_count && nbd_hosts_is_gone(&disk->hosts, rc); i++) {
-		if (disk->sockets[i] >= 0) {
-			drop_socket(disk, i);
-		}
+	if (nbd_hosts_is_gone(&disk->hosts, rc)) {
+		drop_all(disk);
 	}
 	return has_living(disk) || !nbd_hosts_move(&disk->hosts);
+}
+
+/* Waits before the next attempt to reconnect. Returns false if the watcher must end. */
+static bool pause_attempts(struct nbd_disk *disk)
+{
+	int pause_ms = disk->pause_ms;
+
+	disk->was_short = false;
+	disk->pause_ms = MIN(2 * pause_ms, PAUSE_MS_MAX);
+	return !stop_within(disk, pause_ms);
 }
 
 /* Replaces all dead sockets, however long it takes. Returns false if the watcher must end. */
 static bool reconnect(struct nbd_disk *disk)
 {
 	struct error error = { 0 };
-	int pause_ms = PAUSE_MS_MIN;
 	uint32_t attempts = 0;
 	int place;
+	int rc;
 
-	if (!has_living(disk)) {
-		(void)nbd_hosts_move(&disk->hosts); /* the last host has failed */
-	}
 	while ((place = dead_place(disk)) >= 0) {
-		int rc = is_gone(disk) ? -ENODEV : replace_socket(disk, (uint32_t)place, &error);
-
+		/* The others can have ended during the last attempt. */
+		if (has_living(disk) && !watch_once(disk, 0)) {
+			return false;
+		}
+		if (has_living(disk)) {
+			(void)drop_after_stop(disk);
+		}
+		if (disk->was_short && !pause_attempts(disk)) {
+			return false;
+		}
+		rc = is_gone(disk) ? -ENODEV : replace_socket(disk, (uint32_t)place, &error);
 		if (rc == -ECANCELED) {
 			return false;
 		}
@@ -477,6 +396,7 @@ static bool reconnect(struct nbd_disk *disk)
 			return false;
 		}
 		if (rc == 0) {
+			attempts = 0;
 			continue;
 		}
 		if (rc == -ESTALE) {
@@ -487,13 +407,9 @@ static bool reconnect(struct nbd_disk *disk)
 			fail_excluded(disk, error.text);
 			return false;
 		}
-		if (!leave_host(disk, rc)) {
-			continue;
-		}
-		if (stop_within(disk, pause_ms)) {
+		if (leave_host(disk, rc) && !pause_attempts(disk)) {
 			return false;
 		}
-		pause_ms = MIN(2 * pause_ms, PAUSE_MS_MAX);
 	}
 	log_info("%s: reconnected after %.1f s", disk->device.path,
 		(double)(clock_now_ns() - disk->dead_since_ns) / 1e9);
@@ -516,8 +432,15 @@ static void *nbd_device_watch(void *argument)
 			error.text);
 	}
 	while (go_on) {
-		go_on = watch_once(disk, -1);
+		bool was_stopped = drop_after_stop(disk);
+
+		go_on = dead_place(disk) >= 0 ||
+			watch_once(disk, lease_watch_poll_ms(&disk->hosts.watch));
 		if (go_on && dead_place(disk) >= 0) {
+			/* After a stop, the home is asked first: only it can confirm the lease. */
+			if (!was_stopped && !has_living(disk)) {
+				(void)nbd_hosts_move(&disk->hosts); /* the home has failed */
+			}
 			go_on = reconnect(disk);
 		}
 	}
@@ -539,6 +462,8 @@ static int nbd_device_check_blocks(struct nbd_disk *disk, struct error *error)
 	disk->kernel.block_bytes = disk->device.block_bytes;
 	disk->kernel.bytes = disk->device.bytes;
 	disk->kernel.server_flags = nbd_kernel_flags(disk->facts.flags);
+	disk->kernel.payload_max = disk->facts.sizes.payload_max;
+	nbd_hosts_limit(&disk->hosts, &disk->kernel);
 	if (disk->options->read_only) {
 		disk->kernel.server_flags |= NBD_FLAG_READ_ONLY;
 	}
@@ -564,8 +489,8 @@ static uint32_t sockets_wanted(const struct nbd_disk *disk)
 }
 
 /* Dials the first connection, at the first host that answers. */
-static int dial_first(struct nbd_disk *disk, uint64_t deadline_ns, struct connection *connection,
-	struct nbd_facts *facts, struct error *error)
+static int dial_first(struct nbd_disk *disk, uint64_t deadline_ns,
+	struct nbd_connection *connection, struct nbd_facts *facts, struct error *error)
 {
 	struct error failures = { 0 };
 	int rc;
@@ -592,7 +517,7 @@ static int dial_all(struct nbd_disk *disk, struct error *error)
 	int rc = 0;
 
 	while (rc == 0 && disk->socket_count < wanted) {
-		struct connection connection;
+		struct nbd_connection connection;
 		struct nbd_facts facts;
 
 		rc = disk->socket_count == 0
@@ -603,7 +528,7 @@ static int dial_all(struct nbd_disk *disk, struct error *error)
 		}
 		keep_connection(disk, disk->socket_count, &connection);
 		if (disk->socket_count++ == 0) {
-			nbd_hosts_settle(&disk->hosts, &disk->device);
+			nbd_hosts_settle(&disk->hosts, &connection.started, &disk->device);
 			disk->facts = facts;
 			wanted = sockets_wanted(disk);
 		} else {
@@ -616,33 +541,17 @@ static int dial_all(struct nbd_disk *disk, struct error *error)
 
 static int connect_device(struct nbd_disk *disk, struct error *error)
 {
-	char path[64];
 	int rc;
 
-	disk->kernel.index = disk->options->number;
-	/* The driver has one limit for all requests, also slow ones. It repeats a lost request
-	 * after it. */
+	/* The driver has one limit for all requests, and repeats a lost request after it. */
 	disk->kernel.timeout_s = nbd_device_seconds(attach_slow_ns(
 		disk->options, disk->hosts.count > 1 ? HOSTS_SLOW_NS : ATTACH_SLOW_NS));
 	disk->kernel.dead_timeout_s = nbd_device_seconds(disk->options->reconnect_timeout_ns);
 	disk->kernel.backend = disk->options->uri;
-	if (disk->kernel.index >= 0) {
-		/* The driver creates the device if it does not exist; in that case we also remove
-		 * it. */
-		snprintf(path, sizeof(path), "/dev/nbd%d", disk->kernel.index);
-		disk->kernel.destroy = access(path, F_OK) != 0;
-	}
+	disk->kernel.index = disk->options->number;
 	rc = nbd_kernel_connect(&disk->orders, &disk->kernel, disk->sockets, disk->socket_count);
-	if (rc == -EPERM || rc == -EACCES) {
-		return error_set(error, -EPERM, "only root can create block devices");
-	}
-	if (rc == -EBUSY) {
-		return error_set(
-			error, rc, "/dev/nbd%d is already connected", (int)disk->options->number);
-	}
 	if (rc != 0) {
-		return error_set(
-			error, rc, "the nbd driver cannot create a disk: %s", strerror(-rc));
+		return nbd_kernel_explain_connect(rc, disk->options->number, error);
 	}
 	disk->connected = true;
 	disk->device.number = disk->kernel.index;
@@ -659,50 +568,13 @@ static int start_watching(struct nbd_disk *disk, struct error *error)
 	return rc;
 }
 
-/* Prepares credentials. Over TCP the driver can get the socket itself, with TLS 1.2, because it
- * cannot process a key change, which TLS 1.3 permits at any time. */
-static int prepare_tls(struct nbd_disk *disk, struct error *error)
-{
-	enum tls_records records = disk->options->tls_records;
-	bool is_possible = disk->uri.host != NULL && tls_kernel_features()->ciphers[TLS_1_2] != 0;
-	int rc = 0;
-
-	if (records == TLS_RECORDS_KERNEL && !is_possible) {
-		return error_set(error, -EOPNOTSUPP, "the nbd driver cannot use kernel TLS: %.400s",
-			disk->uri.host == NULL ? "the kernel does not support TLS on Unix sockets"
-					       : tls_kernel_features()->why_not.text);
-	}
-	if (records != TLS_RECORDS_USER && is_possible) {
-		rc = tls_client_create_for_driver(&disk->uri, &disk->tls_driver, error);
-	}
-	if (rc == 0 && records != TLS_RECORDS_KERNEL) {
-		rc = tls_client_create(&disk->uri, &disk->tls, error);
-	}
-	return rc;
-}
-
 /* Prepares everything that is possible before the device exists, so that no notification is
  * missed. */
 static int nbd_device_prepare(struct nbd_disk *disk, struct error *error)
 {
-	int rc = export_uri_parse(disk->options->uri, &disk->uri, error);
+	int rc = nbd_dialer_init(&disk->dialer, disk->options, &disk->hosts, error)
+			 ?: nbd_kernel_open(&disk->orders, error);
 
-	if (rc == 0 && strcmp(disk->uri.protocol, "nbd") != 0) {
-		rc = error_set(error, -EPROTONOSUPPORT,
-			"the kernel's nbd driver does not support %s URIs; use ublk (kernel module "
-			"ublk_drv) or --fuse FILE",
-			disk->uri.protocol);
-	}
-	if (rc == 0) {
-		nbd_hosts_init(&disk->hosts, &disk->uri);
-	}
-	if (rc == 0 && disk->uri.tls) {
-		rc = prepare_tls(disk, error);
-	}
-	if (rc != 0) {
-		return rc;
-	}
-	rc = make_token(disk, error) ?: nbd_kernel_open(&disk->orders, error);
 	if (rc == 0) {
 		rc = nbd_kernel_listen(&disk->news);
 		if (rc != 0) {
@@ -724,11 +596,9 @@ static void nbd_device_disk_free(struct nbd_disk *disk)
 		}
 		nbd_relay_end(disk->relays[i]);
 	}
-	tls_client_destroy(disk->tls_driver);
-	tls_client_destroy(disk->tls);
+	nbd_dialer_fini(&disk->dialer);
 	nbd_kernel_close(&disk->orders);
 	nbd_kernel_close(&disk->news);
-	export_uri_fini(&disk->uri);
 	if (disk->stop_fd >= 0) {
 		close(disk->stop_fd);
 	}
@@ -746,6 +616,7 @@ static struct nbd_disk *nbd_device_disk_allocate(const struct attach_options *op
 	}
 	rc = device_init(&disk->device, &nbd_device_ops, NULL);
 	disk->options = options;
+	disk->pause_ms = PAUSE_MS_MIN;
 	disk->stop_fd = eventfd(0, EFD_CLOEXEC);
 	if (rc != 0 || disk->stop_fd < 0) {
 		nbd_device_disk_free(disk);
@@ -775,7 +646,7 @@ int nbd_device_start(
 		timings_mark(options->timings, TIMINGS_DISK);
 	}
 	if (rc == 0) {
-		nbd_kernel_limit_requests(disk->device.name, disk->facts.sizes.payload_max);
+		nbd_kernel_limit_requests(&disk->kernel);
 		timings_mark(options->timings, TIMINGS_LIMITS);
 		rc = start_watching(disk, error);
 		timings_mark(options->timings, TIMINGS_WATCH);
@@ -902,22 +773,6 @@ static void nbd_device_hurry(struct device *device)
 	}
 }
 
-/* Returns the size of the disk according to the kernel. */
-static uint64_t size_of_disk(const struct nbd_disk *disk)
-{
-	char path[96];
-	char text[32] = "";
-	int fd;
-
-	snprintf(path, sizeof(path), "/sys/block/%s/size", disk->device.name);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd >= 0) {
-		(void)!read(fd, text, sizeof(text) - 1);
-		close(fd);
-	}
-	return strtoull(text, NULL, 10) * 512;
-}
-
 static int nbd_device_grow(struct device *device, uint64_t bytes, struct error *error)
 {
 	struct nbd_disk *disk = nbd_device_disk_of(device);
@@ -932,11 +787,7 @@ static int nbd_device_grow(struct device *device, uint64_t bytes, struct error *
 	if (rc != 0) {
 		return error_set(error, rc, "the nbd driver rejects the size: %s", strerror(-rc));
 	}
-	if (size_of_disk(disk) != bytes) {
-		return error_set(error, -EOPNOTSUPP,
-			"the nbd driver of this kernel cannot resize a disk; this needs Linux 5.3");
-	}
-	nbd_kernel_limit_requests(disk->device.name, disk->facts.sizes.payload_max);
+	nbd_kernel_limit_requests(&disk->kernel);
 	return 0;
 }
 

@@ -7,14 +7,26 @@
 #include "base/clock.h"
 #include "base/log.h"
 
+#define NS_PER_MS UINT64_C(1000000)
 /* Limit for the connection to one of several hosts, as in client/hosts.c. */
 #define HOST_CONNECT_NS UINT64_C(2000000000)
+/* The driver repeats a request from its beginning after its time limit, so a longer discard might
+ * never end. */
+#define HOSTS_DISCARD_BYTES (UINT64_C(32) << 20)
 
-void nbd_hosts_init(struct nbd_hosts *hosts, const struct export_uri *uri)
+void nbd_hosts_init(
+	struct nbd_hosts *hosts, const struct export_uri *uri, const struct attach_options *options)
 {
 	hosts->count = export_uri_hosts(uri);
 	for (uint32_t i = 0; i < hosts->count; i++) {
 		hosts->at[i] = export_uri_at(uri, i);
+	}
+	if (hosts->count > 1 && options->lease.mode != LEASE_NONE) {
+		const struct lease_watch_times times = { options->lease.ms,
+			options->request_timeout_ns / NS_PER_MS,
+			options->connect_timeout_ns / NS_PER_MS };
+
+		lease_watch_init(&hosts->watch, &times);
 	}
 }
 
@@ -25,6 +37,7 @@ void nbd_hosts_prepare(
 
 	dial->uri = &hosts->at[hosts->next];
 	dial->timeout_ns = now_ns < deadline_ns ? deadline_ns - now_ns : 1;
+	dial->warns = !hosts->has_home;
 	dial->connect_ns =
 		hosts->count > 1 ? MIN(dial->timeout_ns, HOST_CONNECT_NS) : dial->timeout_ns;
 }
@@ -47,11 +60,48 @@ bool nbd_hosts_is_gone(const struct nbd_hosts *hosts, int rc)
 	return is_gone && hosts->count > 1;
 }
 
-void nbd_hosts_settle(struct nbd_hosts *hosts, struct device *device)
+void nbd_hosts_limit(const struct nbd_hosts *hosts, struct nbd_kernel_device *kernel)
+{
+	if (hosts->count > 1) {
+		kernel->server_flags &= (uint16_t)~NBD_FLAG_SEND_WRITE_ZEROES;
+		kernel->discard_max = HOSTS_DISCARD_BYTES;
+		kernel->is_new = true;
+	}
+}
+
+bool nbd_hosts_renews_lease(
+	const struct nbd_hosts *hosts, bool in_outage, const struct lease_moment *now)
+{
+	return hosts->next == hosts->home || lease_watch_is_over(&hosts->watch, in_outage, now);
+}
+
+int nbd_hosts_check_lease(const struct nbd_hosts *hosts, bool renewed, struct error *error)
+{
+	bool moves = hosts->has_home && hosts->next != hosts->home;
+	char label[EXPORT_URI_LABEL_BYTES];
+	struct lease_moment now;
+
+	if (!moves || hosts->watch.interval_ns == 0) {
+		return 0;
+	}
+	now = lease_watch_moment(&hosts->watch, clock_now_ns());
+	/* A disk moves only in an outage. */
+	if (!lease_watch_is_over(&hosts->watch, true, &now)) {
+		return 0;
+	}
+	return renewed ? error_set(error, -ESTALE, "%s: " LEASE_WATCH_ELSEWHERE,
+				 export_uri_label(label, &hosts->at[hosts->next]))
+		       : error_set(error, -EACCES, EXPORT_URI_LEASE_TEXT LEASE_WATCH_LATE);
+}
+
+void nbd_hosts_settle(
+	struct nbd_hosts *hosts, const struct lease_moment *started, struct device *device)
 {
 	char label[EXPORT_URI_LABEL_BYTES];
 
 	hosts->home = hosts->next;
+	hosts->has_home = true;
+	lease_watch_accept(&hosts->watch, started);
 	if (hosts->count > 1) {
 		health_set_server(
 			&device->health, export_uri_label(label, &hosts->at[hosts->home]));

@@ -9,10 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 
 #include "attach/process.h"
+#include "base/kernel.h"
 #include "base/log.h"
 #include "nbd/wire.h"
 
@@ -20,28 +20,15 @@ enum {
 	ATTR_BACKEND_IDENTIFIER = 10, /* missing in headers before 5.14 */
 	/* From linux/nbd.h, which conflicts with the protocol's own numbers. */
 	CLIENT_DESTROY_ON_DISCONNECT = 1 << 0,
-	KERNEL_6_12 = 6 << 16 | 12,
 	REQUEST_BYTES_MAX = 8192,
 };
-
-static int kernel_version(void)
-{
-	struct utsname names;
-	unsigned int major = 0;
-	unsigned int minor = 0;
-
-	if (uname(&names) != 0 || sscanf(names.release, "%u.%u", &major, &minor) != 2) {
-		return 0;
-	}
-	return (int)(major << 16 | MIN(minor, 0xffffU));
-}
 
 uint16_t nbd_kernel_flags(uint16_t flags)
 {
 	uint16_t known = NBD_FLAG_HAS_FLAGS | NBD_FLAG_READ_ONLY | NBD_FLAG_SEND_FLUSH |
 			 NBD_FLAG_SEND_FUA | NBD_FLAG_SEND_TRIM | NBD_FLAG_CAN_MULTI_CONN;
 
-	if (kernel_version() >= KERNEL_6_12) {
+	if (kernel_is_at_least(6, 12)) {
 		known |= NBD_FLAG_SEND_WRITE_ZEROES | NBD_FLAG_ROTATIONAL;
 	}
 	return flags & known;
@@ -225,7 +212,7 @@ static int nbd_kernel_ask(struct netlink *netlink, struct nl_msg *request, bool 
 
 /* --- the driver's commands ----------------------------------------------------------------- */
 
-int nbd_kernel_connect(struct netlink *netlink, struct nbd_kernel_device *device,
+static int connect_once(struct netlink *netlink, struct nbd_kernel_device *device,
 	const int *sockets, uint32_t count)
 {
 	const uint64_t client_flags = device->destroy ? CLIENT_DESTROY_ON_DISCONNECT : 0;
@@ -247,6 +234,64 @@ int nbd_kernel_connect(struct netlink *netlink, struct nbd_kernel_device *device
 		device->index = netlink->index;
 	}
 	return rc;
+}
+
+/* Returns whether the server of a writable disk rejects requests to zero ranges. */
+static bool has_no_zero(const struct nbd_kernel_device *device)
+{
+	return (device->server_flags & (NBD_FLAG_SEND_WRITE_ZEROES | NBD_FLAG_READ_ONLY)) == 0;
+}
+
+/* Returns whether an earlier disk of this device permitted requests to zero ranges, and the new one
+ * does not. The driver does not reset this limit, so the kernel would send such requests. */
+static bool is_stale(const struct nbd_kernel_device *device, const char *folder)
+{
+	char path[96];
+	unsigned long long bytes = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/queue/write_zeroes_max_bytes", folder);
+	file = fopen(path, "re");
+	if (file != NULL) {
+		(void)!fscanf(file, "%llu", &bytes);
+		fclose(file);
+	}
+	return bytes != 0 && has_no_zero(device);
+}
+
+int nbd_kernel_connect(struct netlink *netlink, struct nbd_kernel_device *device,
+	const int *sockets, uint32_t count)
+{
+	bool is_searching = device->index < 0 && (device->is_new || has_no_zero(device));
+	bool is_wrong;
+	char folder[64];
+	int rc;
+
+	do { /* until a suitable device is free */
+		device->index += is_searching;
+		snprintf(folder, sizeof(folder), "/sys/block/nbd%d", (int)device->index);
+		/* The driver creates a device that does not exist; we also remove it. */
+		device->destroy = device->index >= 0 && access(folder, F_OK) != 0;
+		is_wrong = is_stale(device, folder) ||
+			   (is_searching && device->is_new && !device->destroy);
+		rc = is_wrong ? -EBUSY : connect_once(netlink, device, sockets, count);
+	} while (is_searching && rc == -EBUSY);
+	return is_wrong && nbd_kernel_status(netlink, device->index) == 0 ? -ESTALE : rc;
+}
+
+int nbd_kernel_explain_connect(int rc, int32_t number, struct error *error)
+{
+	return rc == -EPERM || rc == -EACCES
+		       ? error_set(error, -EPERM, "only root can create block devices")
+	       : rc == -EBUSY ? error_set(error, rc, "/dev/nbd%d is already connected", (int)number)
+	       : rc == -ESTALE
+		       ? error_set(error, rc,
+				 "/dev/nbd%d was used before, and the kernel would zero ranges as "
+				 "its earlier disk permitted, but this disk does not; omit "
+				 "--device, or use the number of a device that does not exist yet",
+				 (int)number)
+		       : error_set(error, rc, "the nbd driver cannot create a disk: %s",
+				 strerror(-rc));
 }
 
 int nbd_kernel_reconfigure(
@@ -301,25 +346,33 @@ int nbd_kernel_dead_link(struct netlink *netlink)
 	return netlink->command == NBD_CMD_LINK_DEAD ? netlink->index : -EPROTO;
 }
 
-void nbd_kernel_limit_requests(const char *name, uint32_t bytes_max)
+/* Lowers a limit of the disk's queue, if it is higher. max: 0: none. */
+static void nbd_kernel_limit(
+	const struct nbd_kernel_device *device, const char *limit, uint64_t max)
 {
 	char path[96];
-	char text[16];
+	char text[24];
 	int fd;
 	int len;
 
-	snprintf(path, sizeof(path), "/sys/block/%s/queue/max_sectors_kb", name);
-	fd = open(path, O_RDWR | O_CLOEXEC);
+	snprintf(path, sizeof(path), "/sys/block/nbd%d/queue/%s", (int)device->index, limit);
+	fd = max != 0 ? open(path, O_RDWR | O_CLOEXEC) : -1;
 	if (fd < 0) {
 		return;
 	}
 	len = (int)read(fd, text, sizeof(text) - 1);
 	text[MAX(len, 0)] = '\0';
-	if (strtoul(text, NULL, 10) > bytes_max / 1024) {
-		len = snprintf(text, sizeof(text), "%u", bytes_max / 1024);
+	if (strtoull(text, NULL, 10) > max) {
+		len = snprintf(text, sizeof(text), "%llu", (unsigned long long)max);
 		if (pwrite(fd, text, (size_t)len, 0) != len) {
 			log_warning("cannot set %s to %s: %s", path, text, strerror(errno));
 		}
 	}
 	close(fd);
+}
+
+void nbd_kernel_limit_requests(const struct nbd_kernel_device *device)
+{
+	nbd_kernel_limit(device, "max_sectors_kb", device->payload_max / 1024);
+	nbd_kernel_limit(device, "discard_max_bytes", device->discard_max);
 }

@@ -6,7 +6,7 @@
  *
  * Threading: one thread at a time for each struct netlink. Ownership: the caller owns the structs
  * and the sockets; the kernel holds its own references to the sockets. Errors: negative errno, as
- * returned by the driver; -ENOSYS if there is no driver, with an error message if an error argument
+ * returned by the driver; -ENOSYS if there is no driver. With an error message if an error argument
  * is taken.
  */
 #pragma once
@@ -35,10 +35,15 @@ struct netlink {
 
 struct nbd_kernel_device {
 	int32_t index; /* -1: any free one */
+	bool is_new;   /* any free one must be a device that does not exist yet */
 	uint64_t bytes;
 	uint32_t block_bytes;
 	uint16_t server_flags;
-	bool destroy; /* the device is removed when it is disconnected */
+	bool destroy; /* the device is removed when it is disconnected; set by nbd_kernel_connect()
+		       */
+	/* Limits for requests with payload and for discards; 0: none. */
+	uint32_t payload_max;
+	uint64_t discard_max;
 	/* time for a request, after which its connection counts as dead */
 	uint64_t timeout_s;
 	uint64_t dead_timeout_s; /* time that requests wait for a new connection */
@@ -58,16 +63,21 @@ void nbd_kernel_close(struct netlink *netlink);
  * docs/protocol/nbd.md). */
 uint16_t nbd_kernel_flags(uint16_t flags);
 
-/* Creates a disk on these sockets and sets index. */
+/* Creates a disk on these sockets and sets index and destroy. If any free device will do, skips
+ * those that have a wrong limit from an earlier disk. -EBUSY: the device with the index is
+ * connected; -ESTALE: it has such a limit. */
 GMB_MUST_CHECK int nbd_kernel_connect(struct netlink *netlink, struct nbd_kernel_device *device,
 	const int *sockets, uint32_t count);
+
+/* Sets the error message for a result of nbd_kernel_connect(). number: the index that was wanted.
+ * Returns rc, or -EPERM in place of -EACCES. */
+GMB_MUST_CHECK int nbd_kernel_explain_connect(int rc, int32_t number, struct error *error);
 
 /* Replaces a socket that the kernel knows to be dead. */
 GMB_MUST_CHECK int nbd_kernel_reconfigure(
 	struct netlink *netlink, const struct nbd_kernel_device *device, int socket);
 
-/* Sets the size of the disk; the block size stays. Drivers before Linux 5.3 ignore this without an
- * error. */
+/* Sets the size of the disk; the block size stays. */
 GMB_MUST_CHECK int nbd_kernel_resize(
 	struct netlink *netlink, const struct nbd_kernel_device *device, uint64_t bytes);
 
@@ -80,6 +90,5 @@ GMB_MUST_CHECK int nbd_kernel_status(struct netlink *netlink, int32_t index);
  * -ENOMEM: some were lost. */
 GMB_MUST_CHECK int nbd_kernel_dead_link(struct netlink *netlink);
 
-/* Limits the length of requests of the disk with this name, because the driver does not know the
- * server's maximum payload. A failure is logged. */
-void nbd_kernel_limit_requests(const char *name, uint32_t bytes_max);
+/* Applies the limits for requests, because the driver does not know them. A failure is logged. */
+void nbd_kernel_limit_requests(const struct nbd_kernel_device *device);

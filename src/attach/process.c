@@ -20,10 +20,6 @@
 #include "attach/attach.h"
 #include "base/log.h"
 
-#ifndef PR_SET_IO_FLUSHER
-#define PR_SET_IO_FLUSHER 57 /* Linux 5.6 */
-#endif
-
 enum { PARENT_MS_MAX = 1000, PRIORITY_LAST = 19 };
 
 /* --- detaching from the parent ---------------------------------------------------------------- */

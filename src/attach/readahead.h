@@ -22,12 +22,13 @@ enum {
 
 struct readahead;
 
-/* Sets the readahead that the options ask for, or starts to measure it. Returns NULL if the device
- * has none that this process can set. */
+/* Sets the readahead of the options, or starts to measure it. Returns NULL if this process cannot
+ * set a readahead for the device. */
 struct readahead *readahead_start(const struct attach_options *options, struct device *device);
 
 /* Called before and after the size of the disk changes, because some drivers then reset the
- * readahead. Keeps the value that is set at this time, whoever has set it. NULL is a no-op. */
+ * readahead. Restores the value that was set before, also if an administrator has set it. NULL is a
+ * no-op. */
 void readahead_resize_begin(struct readahead *readahead);
 void readahead_resize_end(struct readahead *readahead);
 

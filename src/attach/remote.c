@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attach/remote.h"
 
-#include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -34,6 +33,9 @@ static void remote_remote_event(void *context, enum gmb_event event, const char 
 		return;
 	}
 	switch (event) {
+	case GMB_EVENT_SILENT:
+		log_warning("%s", text);
+		break;
 	case GMB_EVENT_LOST:
 		log_warning("%s", text);
 		health_set(&remote->device->health, false, text);

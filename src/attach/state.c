@@ -20,7 +20,8 @@ static const char root_folder[] = "/run/gmblock-attach";
 
 /* --- paths ------------------------------------------------------------------------------------ */
 
-int state_folder(char out[PATH_MAX], struct error *error)
+/* -ENOENT: this user has no default folder, because XDG_RUNTIME_DIR is not set. */
+static int state_folder(char out[PATH_MAX], struct error *error)
 {
 	const char *folder = getenv("GMBLOCK_ATTACH_DIR");
 	const char *runtime = getenv("XDG_RUNTIME_DIR");

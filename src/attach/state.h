@@ -36,10 +36,6 @@ struct state_entry {
 	bool made_file; /* fuse: the file at path was created for the attachment */
 };
 
-/* Returns the path of the state folder. -ENAMETOOLONG; -ENOENT: this user has no default folder,
- * because XDG_RUNTIME_DIR is not set. */
-GMB_MUST_CHECK int state_folder(char out[PATH_MAX], struct error *error);
-
 /* Returns the path of the file of an entry that has this ending, such as "json". */
 GMB_MUST_CHECK int state_path(
 	char out[PATH_MAX], const char *name, const char *ending, struct error *error);

@@ -50,5 +50,5 @@ GMB_NORETURN GMB_COLD void gmb_assert_fail(
 		}                                                                                  \
 	} while (0)
 
-/* Marks a parameter or result that the interface requires and this implementation ignores. */
+/* Marks a result that is ignored. A parameter that is not used needs no mark. */
 #define GMB_UNUSED(x) ((void)(x))

@@ -87,12 +87,6 @@ HAS_INSTRUCTION static inline uint32_t add_byte(uint32_t state, uint8_t byte)
 	return _mm_crc32_u8(state, byte);
 }
 
-__attribute__((target("pclmul"))) static uint64_t multiply(uint32_t a, uint32_t b)
-{
-	return (uint64_t)_mm_cvtsi128_si64(
-		_mm_clmulepi64_si128(_mm_cvtsi64_si128(a), _mm_cvtsi64_si128(b), 0));
-}
-
 /*
  * Sixteen pieces of 128 bits are folded side by side. Folding multiplies a piece by x^n and adds it
  * to the piece that lies n bits later. The older half of a piece is multiplied by x^(n+32) modulo
@@ -157,13 +151,10 @@ enum crc32c_way crc32c_best_way(void)
 	if (!__builtin_cpu_supports("sse4.2")) {
 		return CRC32C_TABLES;
 	}
-	if (!__builtin_cpu_supports("pclmul")) {
-		return CRC32C_INSTRUCTION;
-	}
 	return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
 			       __builtin_cpu_supports("vpclmulqdq")
 		       ? CRC32C_FOLDED
-		       : CRC32C_MULTIPLIED;
+		       : CRC32C_INSTRUCTION;
 }
 #elif defined(__aarch64__)
 #ifdef __clang__
@@ -186,19 +177,10 @@ HAS_INSTRUCTION static inline uint32_t add_byte(uint32_t state, uint8_t byte)
 	return CRC_BYTE(state, byte);
 }
 
-static uint64_t multiply(uint32_t a, uint32_t b)
-{
-	GMB_UNUSED(a);
-	GMB_UNUSED(b);
-	return 0; /* never called: the other functions do not select this implementation */
-}
-
 enum { FOLD_BYTES = 1 };
 
 static uint32_t fold(uint32_t state, const uint8_t *bytes, size_t count)
 {
-	GMB_UNUSED(bytes);
-	GMB_UNUSED(count);
 	return state;
 }
 
@@ -224,7 +206,7 @@ enum {
 #define SHIFT_1 UINT32_C(0x3f70cc6f) /* x^(8 * STRETCH_BYTES - 33) */
 #define SHIFT_2 UINT32_C(0x5aa1f3cf) /* x^(16 * STRETCH_BYTES - 33) */
 
-static uint64_t multiply_by_shifts(uint32_t a, uint32_t b)
+static uint64_t multiply(uint32_t a, uint32_t b)
 {
 	uint64_t product = 0;
 
@@ -234,15 +216,13 @@ static uint64_t multiply_by_shifts(uint32_t a, uint32_t b)
 	return product;
 }
 
-HAS_INSTRUCTION static uint32_t three_stretches(
-	enum crc32c_way way, uint32_t state, const uint8_t *bytes)
+HAS_INSTRUCTION static uint32_t three_stretches(uint32_t state, const uint8_t *bytes)
 {
 	const uint8_t *second = bytes + STRETCH_BYTES;
 	const uint8_t *third = second + STRETCH_BYTES;
 	uint32_t a = state;
 	uint32_t b = 0;
 	uint32_t c = 0;
-	uint64_t product;
 
 	for (size_t i = 0; i < STRETCH_BYTES; i += sizeof(uint64_t)) {
 		if (i % LINE_BYTES == 0) {
@@ -254,10 +234,7 @@ HAS_INSTRUCTION static uint32_t three_stretches(
 		b = add_word(b, word_at(second + i));
 		c = add_word(c, word_at(third + i));
 	}
-	product = way == CRC32C_INSTRUCTION
-			  ? multiply_by_shifts(a, SHIFT_2) ^ multiply_by_shifts(b, SHIFT_1)
-			  : multiply(a, SHIFT_2) ^ multiply(b, SHIFT_1);
-	return c ^ add_word(0, product);
+	return c ^ add_word(0, multiply(a, SHIFT_2) ^ multiply(b, SHIFT_1));
 }
 
 HAS_INSTRUCTION static uint32_t by_instruction(
@@ -271,7 +248,7 @@ HAS_INSTRUCTION static uint32_t by_instruction(
 		count -= folded;
 	}
 	for (; count >= 3 * STRETCH_BYTES; count -= 3 * STRETCH_BYTES) {
-		state = three_stretches(way, state, bytes);
+		state = three_stretches(state, bytes);
 		bytes += 3 * STRETCH_BYTES;
 	}
 	for (; count >= sizeof(uint64_t); count -= sizeof(uint64_t)) {

@@ -4,8 +4,7 @@
  * data that was written. Uses the processor's instructions if there are any.
  *
  * Throughput in GB/s on a 2.6 GHz processor for data in its own cache (in parentheses: for data
- * that another core has just written): tables 2, SSE 4.2 17, with PCLMULQDQ 24 (18), with
- * VPCLMULQDQ 100 (28).
+ * that another core has just written): tables 2, SSE 4.2 17, AVX-512 with VPCLMULQDQ 100 (28).
  *
  * Threading: pure functions. Ownership: none. Errors: none.
  */
@@ -19,7 +18,6 @@
 enum crc32c_way {
 	CRC32C_TABLES,	    /* 8 bytes at a time */
 	CRC32C_INSTRUCTION, /* SSE 4.2, or the CRC instructions of ARMv8 */
-	CRC32C_MULTIPLIED,  /* SSE 4.2 and PCLMULQDQ */
 	CRC32C_FOLDED,	    /* AVX-512 with VPCLMULQDQ */
 };
 

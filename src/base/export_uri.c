@@ -18,62 +18,98 @@ static bool begins_with(const char *text, const char *start)
 	return strncmp(text, start, strlen(start)) == 0;
 }
 
-/* Rejects text without a scheme: a path, host:port, or QEMU's old syntax (nbd:host:port,
- * nbd:unix:path). The message suggests the URI for it. */
+static const struct {
+	const char *name;
+	const char *protocol;
+	bool tls;
+} schemes[] = {
+	{ "nbd", "nbd", false },
+	{ "nbds", "nbd", true },
+	{ "nbd+unix", "nbd", false },
+	{ "nbds+unix", "nbd", true },
+	{ "gmb", "gmb", false },
+	{ "gmb+unix", "gmb", false },
+	{ "push", "push", false },
+	{ "push+unix", "push", false },
+	{ "vhost-user-blk+unix", EXPORT_URI_VHOST, false },
+};
+
+bool export_uri_has_scheme(const char *text)
+{
+	size_t bytes = strcspn(text, ":");
+	bool has = false;
+
+	for (size_t i = 0; i < ARRAY_COUNT(schemes); i++) {
+		has |= strlen(schemes[i].name) == bytes &&
+		       strncasecmp(text, schemes[i].name, bytes) == 0;
+	}
+	return has && text[bytes] == ':';
+}
+
+/* Returns whether the text can be repeated as a part of a URI. */
+static bool is_suggestible(const char *text)
+{
+	return text[0] != '\0' && strlen(text) < SHOWN_BYTES &&
+	       strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+			    "/.-_:[]") == strlen(text);
+}
+
+/* Rejects a scheme that is not followed by "://", such as nbd:host/name or QEMU's nbd:unix:path.
+ * The message suggests the URI for it. */
+static int no_slashes(const char *text, struct error *error)
+{
+	int bytes = (int)strcspn(text, ":");
+	const char *rest = text + bytes + 1;
+	bool has_unix = memchr(text, '+', (size_t)bytes) != NULL;
+	bool is_unix = has_unix || begins_with(rest, "unix:");
+
+	rest += begins_with(rest, "unix:") ? strlen("unix:") : is_unix ? 0 : strspn(rest, "/");
+	if (!is_suggestible(rest)) {
+		return error_set(error, -EINVAL,
+			"'//' is missing after '%.*s:'; write nbd://HOST[:PORT]/EXPORT or "
+			"nbd+unix:///EXPORT?socket=PATH",
+			bytes, text);
+	}
+	return error_set(error, -EINVAL, "'//' is missing after '%.*s:'; write %.*s%s://%s%s",
+		bytes, text, bytes, text, is_unix && !has_unix ? "+unix" : "",
+		is_unix ? "/?socket=" : "", rest);
+}
+
+/* Rejects text without a scheme: a path, host:port or host/name. The message suggests the URI for
+ * it. */
 static int no_scheme(const char *text, struct error *error)
 {
-	const char *name = text;
-	bool is_plain;
-	bool is_path;
+	bool is_unix = begins_with(text, "unix:");
+	const char *name = text + (is_unix ? strlen("unix:") : 0);
 
-	name += begins_with(name, "nbd:") ? strlen("nbd:") : 0;
-	is_path = begins_with(name, "unix:") || strchr(name, '/') != NULL;
-	name += begins_with(name, "unix:") ? strlen("unix:") : 0;
-	is_plain = name[0] != '\0' && strlen(name) < SHOWN_BYTES &&
-		   strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-				"/.-_:[]") == strlen(name);
-	if (is_plain && is_path) {
+	if (export_uri_has_scheme(text)) {
+		return no_slashes(text, error);
+	}
+	if (!is_suggestible(name)) {
+		return error_set(error, -EINVAL,
+			"the URI has no scheme; write nbd://HOST[:PORT]/EXPORT or "
+			"nbd+unix:///EXPORT?socket=PATH");
+	}
+	if (is_unix || name[0] == '/' || name[0] == '.') {
 		return error_set(error, -EINVAL,
 			"the URI has no scheme; for a Unix socket, write nbd+unix:///?socket=%s",
 			name);
 	}
-	if (is_plain && strspn(name, "0123456789") == strlen(name) &&
-		strtoul(name, NULL, 10) <= UINT16_MAX) {
+	if (strspn(name, "0123456789") == strlen(name) && strtoul(name, NULL, 10) <= UINT16_MAX) {
 		return error_set(error, -EINVAL,
 			"the URI has no scheme; for a port, write nbd://127.0.0.1:%s, or the "
 			"host's name or address in place of 127.0.0.1",
 			name);
 	}
-	if (is_plain) {
-		return error_set(error, -EINVAL,
-			"the URI has no scheme; write nbd://%s for a host, or "
-			"nbd+unix:///?socket=PATH "
-			"for a Unix socket",
-			name);
-	}
 	return error_set(error, -EINVAL,
-		"the URI has no scheme; write nbd://HOST[:PORT]/EXPORT or "
-		"nbd+unix:///EXPORT?socket=PATH");
+		"the URI has no scheme; write nbd://%s for %s, or nbd+unix:///?socket=%s for a "
+		"Unix socket",
+		name, strchr(name, '/') != NULL ? "an export of a host" : "a host",
+		strchr(name, '/') != NULL ? name : "PATH");
 }
 
 static int check_scheme(const char *scheme, struct export_uri *uri, struct error *error)
 {
-	static const struct {
-		const char *name;
-		const char *protocol;
-		bool tls;
-	} schemes[] = {
-		{ "nbd", "nbd", false },
-		{ "nbds", "nbd", true },
-		{ "nbd+unix", "nbd", false },
-		{ "nbds+unix", "nbd", true },
-		{ "gmb", "gmb", false },
-		{ "gmb+unix", "gmb", false },
-		{ "push", "push", false },
-		{ "push+unix", "push", false },
-		{ "vhost-user-blk+unix", EXPORT_URI_VHOST, false },
-	};
-
 	for (size_t i = 0; i < ARRAY_COUNT(schemes); i++) {
 		if (strcasecmp(scheme, schemes[i].name) == 0) {
 			uri->protocol = schemes[i].protocol;
@@ -431,6 +467,17 @@ const char *export_uri_label(char out[EXPORT_URI_LABEL_BYTES], const struct expo
 		snprintf(out, EXPORT_URI_LABEL_BYTES,
 			strchr(uri->host, ':') != NULL ? "[%s]:%u" : "%s:%u", quoted, uri->port);
 	}
+	return out;
+}
+
+const char *export_uri_silent(
+	char out[EXPORT_URI_SILENT_BYTES], const char *label, uint64_t limit_ms)
+{
+	double limit_s = (double)((limit_ms + 50) / 100) / 10; /* rounded */
+
+	snprintf(out, EXPORT_URI_SILENT_BYTES,
+		"%s: no response for %d s; waiting for up to %g s in total", label,
+		EXPORT_URI_SILENT_MS / 1000, limit_s);
 	return out;
 }
 

@@ -34,7 +34,10 @@ enum {
 	NBD_PORT_DEFAULT = 10809,
 	GMB_PORT_DEFAULT = 10810,
 	PUSH_PORT_DEFAULT = 10811,
-	EXPORT_URI_LABEL_BYTES = 160
+	EXPORT_URI_LABEL_BYTES = 160,
+	/* time after which a client reports that a server does not respond */
+	EXPORT_URI_SILENT_MS = 3000,
+	EXPORT_URI_SILENT_BYTES = EXPORT_URI_LABEL_BYTES + 80,
 };
 
 /* The server's message to clients of a fenced node. A client that receives it gives up. */
@@ -86,6 +89,8 @@ struct export_uri {
 /* Rejects a URI that contains a password, without repeating the password in the message. */
 GMB_MUST_CHECK int export_uri_parse(const char *text, struct export_uri *uri, struct error *error);
 void export_uri_fini(struct export_uri *uri);
+/* Returns whether the text begins with a scheme and a colon, even if it is no valid URI. */
+bool export_uri_has_scheme(const char *text);
 
 /* Returns the number of servers that the URI names; at least 1. */
 static inline uint32_t export_uri_hosts(const struct export_uri *uri)
@@ -149,3 +154,8 @@ uint32_t export_uri_count_hosts(const char *text);
 /* Formats the address of the first server as the user wrote it, escaped, such as "[::1]:10809".
  * Returns out. */
 const char *export_uri_label(char out[EXPORT_URI_LABEL_BYTES], const struct export_uri *uri);
+
+/* Formats the report about a server that has not responded for EXPORT_URI_SILENT_MS. label: its
+ * address. limit_ms: how long the client waits in total. Returns out. */
+const char *export_uri_silent(
+	char out[EXPORT_URI_SILENT_BYTES], const char *label, uint64_t limit_ms);

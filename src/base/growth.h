@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Decides how many connections a transfer uses. A flow of a network can be limited where the
- * network is not: by a shaper, by a processor at either end, or by the window of TCP. So the user
- * measures its throughput in windows, adds a connection, and measures again.
+ * Decides how many connections a transfer uses. One connection can be slower than its network: a
+ * shaper, a processor at either end, or the TCP window can limit it. So the user measures its
+ * throughput in windows, adds a connection, and measures again.
  *
  *   MEASURE ─▶ MEASURE ─▶ ... ─▶ CONNECT ─▶ TRIAL ─▶ CONFIRM ─▶ MEASURE
  *
  * Each state lasts one window. A connection that gains less than a tenth in one of its two windows
- * is removed, and the pause until the next trial doubles. While the throughput rises by itself, as
- * at the start of a transfer, there is no trial, because the rise would look like a gain.
+ * is removed, and the pause until the next trial doubles. There is no trial while the throughput
+ * still rises without one, as at the start of a transfer, because this would look like a gain.
  *
  * Used by libgmblock and by the source of a push. Threading: the owner's thread. Ownership: the
  * caller's object, initialized to zero. Errors: none.

@@ -6,7 +6,7 @@
 
 #include "base/text.h"
 
-static uint32_t within_limits(uint32_t ms)
+uint32_t lease_limit_ms(uint32_t ms)
 {
 	return ms < LEASE_MS_MIN   ? (uint32_t)LEASE_MS_MIN
 	       : ms > LEASE_MS_MAX ? (uint32_t)LEASE_MS_MAX
@@ -21,7 +21,8 @@ const char *lease_want_format(char out[LEASE_WANT_BYTES], const struct lease_wan
 		snprintf(id + 2 * i, 3, "%02x", want->id[i]);
 	}
 	snprintf(out, LEASE_WANT_BYTES, "%s,id=%s,ms=%u%s%s",
-		want->mode == LEASE_EXCLUSIVE ? "exclusive" : "shared", id, within_limits(want->ms),
+		want->mode == LEASE_EXCLUSIVE ? "exclusive" : "shared", id,
+		lease_limit_ms(want->ms),
 		want->renew   ? ",renew"
 		: want->moves ? ",moves"
 			      : "",
@@ -70,7 +71,7 @@ static bool parse_ms(const uint8_t **text, const uint8_t *end, uint32_t *ms)
 	while (*text < end && **text >= '0' && **text <= '9' && digits++ < 9) {
 		value = 10 * value + (uint32_t)(*(*text)++ - '0');
 	}
-	*ms = within_limits(value);
+	*ms = lease_limit_ms(value);
 	return digits > 0;
 }
 

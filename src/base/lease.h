@@ -17,6 +17,9 @@
 
 enum {
 	LEASE_ID_BYTES = 16,
+	/* Longer than a client needs by default to notice a loss, 30 s, and to reconnect: a client
+	 * that comes later has lost its lease. */
+	LEASE_MS_DEFAULT = 60000,
 	LEASE_MS_MIN = 100,
 	LEASE_MS_MAX = 3600000,
 	LEASE_WANT_BYTES = 96, /* the longest text, with its terminator */
@@ -34,8 +37,9 @@ struct lease_want {
 	uint8_t id[LEASE_ID_BYTES]; /* a random name of the client; not all zeroes */
 };
 
+/* Returns the time of a lease, changed to the nearest limit if it is outside of the limits. */
+uint32_t lease_limit_ms(uint32_t ms);
 /* Formats a lease, which is not LEASE_NONE. Returns out. */
 const char *lease_want_format(char out[LEASE_WANT_BYTES], const struct lease_want *want);
-/* Returns false if the text is not valid. A time outside of the limits is changed to the nearest
- * limit. */
+/* Returns false if the text is not valid. See lease_limit_ms(). */
 GMB_MUST_CHECK bool lease_want_parse(const uint8_t *text, uint32_t bytes, struct lease_want *want);

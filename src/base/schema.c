@@ -10,6 +10,7 @@
 
 enum {
 	LIST_BYTES = 400,
+	PARTS_BYTES = 256, /* text of field_set_parts() */
 	HELP_BYTES = 1000,
 	HELP_COLUMN = 30,
 	HELP_COLUMNS = 80,
@@ -40,7 +41,8 @@ static size_t field_bytes(const struct field *field)
 		[FIELD_ARGUMENT] = sizeof(char *),
 	};
 
-	GMB_ASSERT(field->type == FIELD_OWN || field->bytes == bytes[field->type]);
+	GMB_ASSERT(field->type == FIELD_OWN || field->bytes == bytes[field->type] ||
+		   (field->type == FIELD_WORD && field->bytes == sizeof(bool)));
 	return field->bytes;
 }
 
@@ -68,8 +70,7 @@ static int parse_flag(const char *text, bool *value, struct error *error)
 	return error_set(error, -EINVAL, "'%s' is neither yes nor no", quote(text));
 }
 
-static int parse_word(
-	const struct field *field, const char *text, uint32_t *value, struct error *error)
+static int parse_word(const struct field *field, const char *text, void *value, struct error *error)
 {
 	const char *const *words = field->words;
 	char list[LIST_BYTES] = "";
@@ -77,7 +78,11 @@ static int parse_word(
 
 	for (uint32_t i = 0; words[i] != NULL; i++) {
 		if (strcmp(text, words[i]) == 0) {
-			*value = i;
+			if (field->bytes == sizeof(bool)) {
+				*(bool *)value = i == 1;
+			} else {
+				*(uint32_t *)value = i;
+			}
 			return 0;
 		}
 		if (used < sizeof(list)) {
@@ -183,6 +188,99 @@ int field_set(const struct field *field, void *object, const char *text, struct 
 		break;
 	}
 	return rc;
+}
+
+/* Returns whether the part of a text belongs to the field. value: the text after the "=", or NULL.
+ */
+static bool is_part_of(
+	const struct field *field, const char *part, const char *value, bool is_given)
+{
+	size_t key_bytes = value != NULL ? (size_t)(value - part) - 1 : 0;
+
+	return (field->flags & FIELD_PLACE) != 0 ? value == NULL && !is_given
+						 : key_bytes == strlen(field->key) &&
+							   memcmp(part, field->key, key_bytes) == 0;
+}
+
+static int part_unknown(
+	const struct field *fields, uint32_t count, const char *part, struct error *error)
+{
+	const char *separator = "; use one of ";
+
+	error_set(error, -EINVAL, "unknown setting '%s'", quote(part));
+	for (uint32_t i = 0; i < count; i++) {
+		if ((fields[i].flags & FIELD_PLACE) == 0) {
+			error_add(error, "%s%s=%s", separator, fields[i].key, fields[i].form);
+			separator = ", ";
+		}
+	}
+	return -EINVAL;
+}
+
+static int set_part(const struct field *fields, uint32_t count, void *object, const char *part,
+	uint32_t *given, struct error *error)
+{
+	const char *equals = strchr(part, '=');
+	const char *value = equals != NULL ? equals + 1 : NULL;
+	uint32_t i = 0;
+	int rc;
+
+	while (i < count && !is_part_of(&fields[i], part, value, (*given & BIT(i)) != 0)) {
+		i++;
+	}
+	if (i == count) {
+		return part_unknown(fields, count, part, error);
+	}
+	if ((*given & BIT(i)) != 0) {
+		return error_set(error, -EINVAL, "%s= is given twice", fields[i].key);
+	}
+	*given |= BIT(i);
+	rc = field_set(&fields[i], object, value != NULL ? value : part, error);
+	if (rc < 0 && value != NULL) {
+		error_prefix(error, "%s", fields[i].key);
+	}
+	return rc;
+}
+
+/* Rejects a text without a required part. */
+static int parts_check(const struct field *fields, uint32_t count, uint32_t given, const char *text,
+	struct error *error)
+{
+	uint32_t i = 0;
+
+	while (i < count && ((fields[i].flags & (FIELD_PLACE | FIELD_BARE)) != FIELD_PLACE ||
+				    (given & BIT(i)) != 0)) {
+		i++;
+	}
+	if (i == count) {
+		return 0;
+	}
+	error_set(error, -EINVAL, "'%s' has no %s: expected %s", quote(text), fields[i].key,
+		fields[0].form);
+	for (uint32_t k = 1; k <= i; k++) {
+		error_add(error, ":%s", fields[k].form);
+	}
+	return -EINVAL;
+}
+
+int field_set_parts(const struct field *fields, uint32_t count, void *object, const char *text,
+	struct error *error)
+{
+	char copy[PARTS_BYTES];
+	char *rest = copy;
+	const char *part;
+	uint32_t given = 0;
+	int rc = 0;
+
+	if (strlen(text) >= sizeof(copy)) {
+		return error_set(
+			error, -EINVAL, "the text is longer than %d bytes", PARTS_BYTES - 1);
+	}
+	memcpy(copy, text, strlen(text) + 1);
+	while (rc == 0 && (part = strsep(&rest, ":")) != NULL) {
+		rc = set_part(fields, count, object, part, &given, error);
+	}
+	return rc ?: parts_check(fields, count, given, text, error);
 }
 
 int field_copy(const struct field *field, void *to, const void *from, struct error *error)

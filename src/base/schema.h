@@ -31,8 +31,9 @@ enum field_type {
 	FIELD_COUNT, /* uint32_t, from min to max */
 	FIELD_BYTES, /* uint64_t, from min to max; max = 0: no upper limit */
 	FIELD_TIME,  /* uint64_t in nanoseconds, with the limits of FIELD_BYTES */
-	FIELD_WORD,  /* an enum: index into words */
-	FIELD_TEXT,  /* char *, a copy; NULL if there is none or it is empty */
+	/* an enum: index into words; or a bool: whether it is the second of two words */
+	FIELD_WORD,
+	FIELD_TEXT, /* char *, a copy; NULL if there is none or it is empty */
 	/* const char *: a pointer to the argument of a command line, not copied; NULL: not given */
 	FIELD_ARGUMENT,
 };
@@ -49,6 +50,7 @@ enum field_flag {
 	FIELD_IN_FILE = 1 << 6, /* also a key of the configuration file */
 	FIELD_LIMIT = 1 << 7,	/* also a key of the configuration file, in the group "limits" */
 	FIELD_HIDDEN = 1 << 8,	/* not an option; must follow all fields that are options */
+	FIELD_PLACE = 1 << 9,	/* in field_set_parts(): the value has no key in front of it */
 };
 
 struct field {
@@ -98,6 +100,12 @@ GMB_MUST_CHECK int field_check(
 /* Parses text and stores the value in the object; text is NULL if the value was omitted. */
 GMB_MUST_CHECK int field_set(
 	const struct field *field, void *object, const char *text, struct error *error);
+/* Sets fields from the parts of a text such as "100M:latency=10ms", in any order. "KEY=VALUE" sets
+ * the field with that key. Parts without a key set the fields with FIELD_PLACE, in the order of the
+ * table; these are required, except with FIELD_BARE. A field is set once at most. All fields have a
+ * form. The object is undefined after an error. */
+GMB_MUST_CHECK int field_set_parts(const struct field *fields, uint32_t count, void *object,
+	const char *text, struct error *error);
 /* Copies the field's value from one object to another; not for FIELD_OWN. */
 GMB_MUST_CHECK int field_copy(
 	const struct field *field, void *to, const void *from, struct error *error);

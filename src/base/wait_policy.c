@@ -197,9 +197,9 @@ static void make_way(struct wait_policy *policy)
 	}
 }
 
-/* Called for a window that contains a pause of the traffic, so that its time per request means
- * nothing. After several such windows in a row, requests are too rare for anything but BLOCK. A
- * trial then ends, because it might otherwise never end. */
+/* Called for a window that contains a pause of the traffic. The time per request of such a window
+ * cannot be used. After several such windows in a row, requests are so rare that BLOCK is best. A
+ * trial then ends, because it might not get any usable window. */
 static void paused_window_done(struct wait_policy *policy)
 {
 	policy->changed_windows++;

@@ -244,7 +244,6 @@ static void *worker(void *unused)
 {
 	struct owner *owner;
 
-	GMB_UNUSED(unused);
 	pthread_mutex_lock(&workers.lock);
 	do {
 		struct work *work;

@@ -160,9 +160,9 @@ struct clan_listener {
 	char address[CLAN_ADDRESS_BYTES];
 };
 
-/* A provider carries connections over one kind of transport. All members are required. The caller
- * has checked the arguments. Calls on a connection are made only while it is OPEN, unless noted
- * otherwise. */
+/* A provider carries connections over one kind of transport. All members but socket are required.
+ * The caller has checked the arguments. Calls on a connection are made only while it is OPEN,
+ * unless noted otherwise. */
 struct clan_provider {
 	/* schemes of the provider's addresses, without the colon; unused entries are NULL */
 	const char *schemes[2];
@@ -203,6 +203,9 @@ struct clan_provider {
 
 	/* Adds the counters that the provider keeps itself. Called in any state. */
 	void (*get_stats)(const struct clan_conn *conn, struct clan_conn_stats *stats);
+	/* See clan_conn_socket(). NULL: no connection of the provider is carried by a TCP
+	 * socket. */
+	int (*socket)(const struct clan_conn *conn);
 	int (*share)(struct clan_conn *conn, struct clan_share *share);
 	int (*unshare)(struct clan_conn *conn, struct clan_share *share);
 	int (*peer_info)(/* called in any state */

@@ -398,6 +398,13 @@ void clan_conn_get_stats(const struct clan_conn *conn, struct clan_conn_stats *s
 	memcpy(stats, &copy, bytes);
 }
 
+int clan_conn_socket(const struct clan_conn *conn)
+{
+	return conn->state == CLAN_OPEN && conn->provider->socket != NULL
+		       ? conn->provider->socket(conn)
+		       : -1;
+}
+
 /* --- messages --------------------------------------------------------------------------------- */
 
 /* Adds up the lengths of a vector. Returns false if the sum exceeds max. */

@@ -314,7 +314,8 @@ static void gone(struct net_conn *conn)
 	}
 }
 
-void net_bury(struct clan_queue *queue)
+/* Closes the endpoints of connections that have ended. */
+static void net_bury(struct clan_queue *queue)
 {
 	struct net_queue *net = net_queue(queue);
 
@@ -406,7 +407,6 @@ static void clan_net_write_end(struct net_conn *conn, struct net_owed *owed)
 {
 	struct net_refused record = { 0 };
 
-	GMB_UNUSED(owed);
 	net_append_system(conn, NET_END, &record, sizeof(record));
 }
 
@@ -710,10 +710,6 @@ static void net_reject(struct clan_conn *base, const char *text)
 static int net_adopt(struct clan_queue *queue, int fd, const struct clan_conn_options *options,
 	struct clan_conn **conn_out, struct error *error)
 {
-	GMB_UNUSED(queue);
-	GMB_UNUSED(fd);
-	GMB_UNUSED(options);
-	GMB_UNUSED(conn_out);
 	return error_set(
 		error, -EOPNOTSUPP, "a network listener does not accept sockets from the caller");
 }
@@ -898,6 +894,13 @@ static void clan_net_get_stats(const struct clan_conn *base, struct clan_conn_st
 	stats->peer_bell = CLAN_BELL_SOCKET;
 }
 
+static int clan_net_socket(const struct clan_conn *base)
+{
+	const struct net_conn *conn = (const struct net_conn *)base;
+
+	return conn->transport->socket != NULL ? conn->transport->socket(conn) : -1;
+}
+
 /* Copies within the call: a network peer cannot punch holes into the memory, so the copy never
  * stalls. */
 static int fetch(struct clan_conn *base, const struct clan_region *region, uint64_t offset,
@@ -910,20 +913,11 @@ static int fetch(struct clan_conn *base, const struct clan_region *region, uint6
 static int clan_net_peer_get(struct clan_conn *base, uint32_t number, uint32_t generation,
 	uint32_t rights, uint64_t offset, uint64_t bytes, void **address_out)
 {
-	GMB_UNUSED(base);
-	GMB_UNUSED(number);
-	GMB_UNUSED(generation);
-	GMB_UNUSED(rights);
-	GMB_UNUSED(offset);
-	GMB_UNUSED(bytes);
-	GMB_UNUSED(address_out);
 	return -EOPNOTSUPP;
 }
 
 static void clan_net_peer_put(struct clan_conn *base, uint32_t number)
 {
-	GMB_UNUSED(base);
-	GMB_UNUSED(number);
 	GMB_ASSERT(!"no region of the peer was held");
 }
 
@@ -932,7 +926,6 @@ static void clan_net_peer_put(struct clan_conn *base, uint32_t number)
 static void clan_net_after_fork(
 	struct clan_queue *queue, struct clan_conn *base, struct clan_listener *base_listener)
 {
-	GMB_UNUSED(queue);
 	if (base != NULL) {
 		net_conn(base)->transport->after_fork(net_conn(base), NULL);
 	} else if (base_listener != NULL) {
@@ -959,6 +952,7 @@ const struct clan_provider clan_provider_net = {
 	.recv = net_recv,
 	.readv = net_readv,
 	.get_stats = clan_net_get_stats,
+	.socket = clan_net_socket,
 	.share = net_share,
 	.unshare = net_unshare,
 	.peer_info = net_peer_info,

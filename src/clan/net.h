@@ -298,7 +298,6 @@ struct net_conn {
 	uint32_t fifo_free;
 	uint32_t fifo_count;
 	uint32_t popped;
-	uint32_t popped_told;
 	uint32_t pushed;
 	uint32_t peer_popped;
 
@@ -333,7 +332,8 @@ struct net_place {
 	char port[NET_PORT_BYTES];
 };
 
-/* A transport carries frames, puts and gets. All members are required. Errors: negative errno. */
+/* A transport carries frames, puts and gets. All members but socket are required. Errors: negative
+ * errno. */
 struct net_transport {
 	enum net_transport_number number;
 	uint64_t magic; /* in HELLO */
@@ -375,6 +375,8 @@ struct net_transport {
 	void (*flush)(struct net_conn *conn);
 	/* Processes received data and ended operations of the connection. */
 	void (*look)(struct net_conn *conn);
+	/* Returns the TCP socket of a connected endpoint. NULL: there is none. */
+	int (*socket)(const struct net_conn *conn);
 
 	/* Hold and release the local memory of a put or get, from the call that begins it until it
 	 * ends. */
@@ -433,8 +435,6 @@ int net_broken(struct net_conn *conn, uint32_t rule, const char *what);
 /* In CLOSING: closes the endpoint if the peer has also sent END and all our frames have been sent.
  * Otherwise the connection ends when the peer closes its endpoint, or after LINGER_MS. */
 void net_conn_drained(struct net_conn *conn);
-/* Closes the endpoints of connections that have ended. */
-void net_bury(struct clan_queue *queue);
 
 /* --- net_frame.c ------------------------------------------------------------------------------ */
 

@@ -12,7 +12,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/bytes.h"
 #include "clan/net.h"
@@ -250,7 +249,6 @@ static bool post_frame(struct net_conn *conn, struct net_buffer *buffer)
 	conn->owed_credits = 0;
 	conn->in[NET_CONTROL].told = head.taken[NET_CONTROL];
 	conn->in[NET_BULK].told = head.taken[NET_BULK];
-	conn->popped_told = head.popped;
 	conn->must_tell = false;
 	return true;
 }

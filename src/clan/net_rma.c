@@ -13,7 +13,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/bytes.h"
 #include "clan/net.h"
 
 static struct net_queue *net_rma_queue_of(const struct net_rma *rma)

@@ -243,7 +243,6 @@ void ofi_received(struct ofi_conn *conn, struct net_buffer *buffer, size_t bytes
 /* libfabric transmits posted operations without a flush. */
 static void ofi_flush(struct net_conn *conn)
 {
-	GMB_UNUSED(conn);
 }
 
 static void ofi_look(struct net_conn *conn)
@@ -508,8 +507,6 @@ static void ofi_queue_destroy(struct net_queue *net)
  * open, with the memory that they use, until the child exits. */
 static void ofi_after_fork(struct net_conn *conn, struct net_listener *listener)
 {
-	GMB_UNUSED(conn);
-	GMB_UNUSED(listener);
 }
 
 const struct net_transport net_transport_ofi = {

@@ -142,8 +142,6 @@ void ofi_info_free(void *info)
  */
 static void domain_happened(struct waiter_file *file, uint32_t events)
 {
-	GMB_UNUSED(file);
-	GMB_UNUSED(events);
 }
 
 static void close_fid(struct fid *fid)

@@ -138,7 +138,6 @@ static void timer_happened(struct waiter_file *file, uint32_t events)
 	ssize_t got = read(file->fd, &expirations, sizeof(expirations));
 	uint64_t now_ns = clock_now_ns();
 
-	GMB_UNUSED(events);
 	GMB_UNUSED(got);
 	queue->timer_ns = 0;
 	list_init(&expired);
@@ -168,7 +167,6 @@ static void wake_happened(struct waiter_file *file, uint32_t events)
 	/* Unread bytes make the pipe readable again. */
 	ssize_t got = read(file->fd, bytes, sizeof(bytes));
 
-	GMB_UNUSED(events);
 	GMB_UNUSED(got);
 	work_finish(&queue->results);
 }

@@ -7,15 +7,10 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "base/bytes.h"
 #include "clan/segment.h"
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
-#endif
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ  22 /* Linux 5.14 */
-#define MADV_POPULATE_WRITE 23
 #endif
 _Static_assert(SEGMENT_SEALED_SIZE == (F_SEAL_SHRINK | F_SEAL_GROW), "the kernel's numbers");
 _Static_assert(
@@ -100,9 +95,7 @@ int segment_map(int fd, uint64_t offset, size_t bytes, bool writable, uint8_t **
 	if (base == MAP_FAILED) {
 		return -errno;
 	}
-	/* EINVAL: Linux before 5.14 populates the pages on first access. */
-	if ((madvise(base, bytes, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) != 0 &&
-		    errno != EINVAL) ||
+	if (madvise(base, bytes, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) != 0 ||
 		madvise(base, bytes, MADV_DONTFORK) != 0) {
 		int result = -errno;
 

@@ -32,7 +32,7 @@ enum {
 	ACCEPT_RETRY_MS = 100,
 };
 
-int shm_queue_use(struct clan_queue *queue)
+static int shm_queue_use(struct clan_queue *queue)
 {
 	struct shm_queue *shm;
 
@@ -59,7 +59,7 @@ static void shm_queue_destroy(struct clan_queue *queue)
 
 /* --- segments --------------------------------------------------------------------------------- */
 
-void shm_shape_fill(struct shm_shape *shape)
+static void shm_shape_fill(struct shm_shape *shape)
 {
 	size_t at = SHM_HEADER_BYTES + shape->cookies * sizeof(struct shm_cookie);
 
@@ -656,7 +656,6 @@ static void shm_listener_happened(struct waiter_file *file, uint32_t events)
 	struct shm_listener *listener = container_of(file, struct shm_listener, file);
 	int result = 0;
 
-	GMB_UNUSED(events);
 	for (int i = 0; i < ACCEPT_MAX && result == 0; i++) {
 		int fd = -1;
 

@@ -308,7 +308,6 @@ struct shm_listener {
 	bool closed; /* closed by the program; freed with the last connection in conn_count */
 };
 
-GMB_MUST_CHECK int shm_queue_use(struct clan_queue *queue);
 /* The layout of a connection segment with these sizes. shm_shape_fill() computes the offsets and
  * the total size. */
 struct shm_shape {
@@ -319,7 +318,6 @@ struct shm_shape {
 	size_t slot_offset[SHM_CLASS_COUNT];
 	size_t bytes;
 };
-void shm_shape_fill(struct shm_shape *shape);
 GMB_MUST_CHECK int shm_conn_make_segment(struct shm_conn *conn);
 /* Maps the peer's segment. Returns -EPROTO if the segment breaks a rule (the connection has been
  * ended), or another negative errno. */
@@ -442,8 +440,6 @@ bool shm_has_message(struct shm_conn *conn, enum shm_class class);
 /* Processes system records, at most two for each slot of the ring. Returns true if there were
  * any. */
 bool shm_take_system(struct shm_conn *conn);
-/* Publishes our read index, so that the peer can reuse the slots. */
-void shm_publish_read(struct shm_conn *conn, enum shm_class class);
 int shm_cookie_push(struct clan_conn *conn, uint32_t number, const struct clan_cookie *cookie);
 int shm_cookie_pop(struct clan_conn *conn, uint32_t number, struct clan_cookie *cookie_out);
 bool shm_cookie_room(struct shm_conn *conn);

@@ -299,7 +299,8 @@ static int next_head(struct shm_conn *conn, enum shm_class class, struct shm_mes
 	}
 }
 
-void shm_publish_read(struct shm_conn *conn, enum shm_class class)
+/* Publishes our read index, so that the peer can reuse the slots. */
+static void shm_publish_read(struct shm_conn *conn, enum shm_class class)
 {
 	static const uint32_t reasons[SHM_CLASS_COUNT] = {
 		[SHM_SYSTEM] = SHM_REASON_ROOM_SYSTEM,

@@ -24,6 +24,10 @@ enum {
 	LISTEN_BACKLOG = 128,
 	ACCEPT_MAX = 16, /* limit on connections accepted per turn */
 	ACCEPT_RETRY_MS = 100,
+	/* An idle connector detects after one minute that the peer's machine is off. */
+	KEEP_IDLE_S = 30,
+	KEEP_INTERVAL_S = 10,
+	KEEP_PROBES = 3,
 };
 
 static struct tcp_queue *tcp_queue_of(const struct net_conn *conn)
@@ -120,6 +124,21 @@ static int socket_add(struct tcp_conn *conn, int fd)
 	return result;
 }
 
+/* Lets the kernel of a connector end the connection of a silent peer, as in nbd/client/dial.c.
+ * Without this it only takes longer, so errors are ignored. */
+static void keep_alive(int fd)
+{
+	const int on = 1;
+	const int idle_s = KEEP_IDLE_S;
+	const int interval_s = KEEP_INTERVAL_S;
+	const int probes = KEEP_PROBES;
+
+	(void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+}
+
 static void socket_close(struct tcp_conn *conn)
 {
 	int fd = conn->file.fd;
@@ -175,6 +194,7 @@ static int dial_next(struct tcp_conn *conn, int error)
 			error = -errno;
 			close(fd);
 		} else {
+			keep_alive(fd);
 			error = socket_add(conn, fd);
 			if (error == 0) {
 				conn->next = conn->next->ai_next;
@@ -260,7 +280,6 @@ static void tcp_listener_happened(struct waiter_file *file, uint32_t events)
 	struct tcp_listener *listener = container_of(file, struct tcp_listener, file);
 	struct clan_queue *queue = listener->net.listener.queue;
 
-	GMB_UNUSED(events);
 	for (int i = 0; i < ACCEPT_MAX; i++) {
 		struct sockaddr_storage peer;
 		socklen_t length = sizeof(peer);
@@ -352,6 +371,11 @@ static void tcp_look(struct net_conn *base)
 	tcp_receive(conn);
 }
 
+static int tcp_conn_socket(const struct net_conn *base)
+{
+	return ((const struct tcp_conn *)base)->file.fd;
+}
+
 /* Processes the connections that were ready at the start of the turn. Each receives before it
  * sends, because received frames can contain credits and answers. */
 static bool tcp_progress(struct net_queue *net)
@@ -403,25 +427,20 @@ static void tcp_after_fork(struct net_conn *conn, struct net_listener *listener)
 
 static int tcp_rma_hold(struct net_rma *rma)
 {
-	GMB_UNUSED(rma);
 	return 0;
 }
 
 static void tcp_rma_release(struct net_rma *rma)
 {
-	GMB_UNUSED(rma);
 }
 
 static int tcp_share(struct net_conn *conn, struct net_key *key)
 {
-	GMB_UNUSED(conn);
-	GMB_UNUSED(key);
 	return 0;
 }
 
 static void tcp_unshare(struct net_key *key)
 {
-	GMB_UNUSED(key);
 }
 
 const struct net_transport net_transport_tcp = {
@@ -441,6 +460,7 @@ const struct net_transport net_transport_tcp = {
 	.post_rma = tcp_post_rma,
 	.flush = tcp_flush,
 	.look = tcp_look,
+	.socket = tcp_conn_socket,
 	.rma_hold = tcp_rma_hold,
 	.rma_release = tcp_rma_release,
 	.share = tcp_share,

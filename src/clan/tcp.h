@@ -90,6 +90,7 @@ struct tcp_conn {
 	uint64_t payload_left;
 	uint8_t *target; /* destination of a WRITE's payload; NULL: the payload is an ANSWER's */
 	struct net_put write; /* the WRITE whose payload is being received */
+	uint32_t checks;      /* calls of the program's check of puts in this turn */
 	uint32_t answers;     /* ANSWERs in out[] */
 	struct net_rma *gets[TCP_READS];
 	uint32_t gets_write;

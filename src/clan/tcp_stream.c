@@ -21,6 +21,9 @@ enum {
 	/* Limit on receive calls per turn. A peer that sends small heads and frames reaches it
 	 * before TURN_BYTES. */
 	TURN_CALLS = 64,
+	/* Limit on checked puts per turn, apart from those that one call receives. The program's
+	 * check can take much longer than the transfer of a small put. */
+	TURN_CHECKS = 256,
 };
 
 /* Returns true if the connection has ended, so its data must not be processed. */
@@ -247,8 +250,11 @@ static bool payload_is_expected(struct tcp_conn *conn)
 {
 	struct clan_conn *base = &conn->net.conn;
 
-	if (conn->target == NULL || base->put_check == NULL ||
-		base->put_check(base->context, conn->target, conn->payload_left)) {
+	if (conn->target == NULL || base->put_check == NULL) {
+		return true;
+	}
+	conn->checks++;
+	if (base->put_check(base->context, conn->target, conn->payload_left)) {
 		return true;
 	}
 	(void)!net_broken(&conn->net, 18, "a put that was not requested");
@@ -481,8 +487,9 @@ void tcp_receive(struct tcp_conn *conn)
 {
 	size_t turn = 0;
 
+	conn->checks = 0;
 	for (int calls = 0; conn->readable && !tcp_stream_is_over(conn); calls++) {
-		if (turn >= TURN_BYTES || calls == TURN_CALLS) {
+		if (turn >= TURN_BYTES || calls == TURN_CALLS || conn->checks >= TURN_CHECKS) {
 			tcp_ready(conn);
 			return;
 		}

@@ -31,12 +31,7 @@ static const char notes[] = "\n"
 
 #define NS_PER_MS UINT64_C(1000000)
 
-enum {
-	LEASE_MS = 30000,
-	QUEUES_MAX = 16,
-	DEVICE_MAX = (1 << 20) - 1,
-	READAHEAD_BYTES_MAX = 1 << 30
-};
+enum { QUEUES_MAX = 16, DEVICE_MAX = (1 << 20) - 1, READAHEAD_BYTES_MAX = 1 << 30 };
 
 struct arguments {
 	struct attach_options attach;
@@ -113,9 +108,14 @@ static int set_lease(struct arguments *arguments)
 	lease->mode = arguments->exclusive ? LEASE_EXCLUSIVE
 		      : arguments->shared  ? LEASE_SHARED
 					   : LEASE_NONE;
-	if (lease->mode == LEASE_NONE && (lease->preempt || lease->ms != LEASE_MS)) {
+	if (lease->mode == LEASE_NONE && (lease->preempt || lease->ms != LEASE_MS_DEFAULT)) {
 		return cli_usage_error(name, "--%s needs --exclusive or --shared",
 			lease->preempt ? "preempt" : "lease-timeout");
+	}
+	if (lease->mode != LEASE_NONE &&
+		lease->ms * NS_PER_MS <= arguments->attach.request_timeout_ns) {
+		log_warning("--lease-timeout is not longer than --request-timeout: if the server "
+			    "does not respond, the disk loses its lease before it reconnects");
 	}
 	return CLI_GO_ON;
 }
@@ -145,57 +145,29 @@ static int set_kind(struct arguments *arguments)
 	return CLI_GO_ON;
 }
 
-/* Rejects --list together with options for attaching. */
-static int check_list(const struct arguments *arguments, int argc)
+static int check_list(const struct cli_command *command, int argc)
 {
-	const struct attach_options *attach = &arguments->attach;
-	struct attach_options defaults;
-	const struct {
-		const char *name;
-		bool given;
-	} options[] = {
-		{ "ublk", arguments->ublk },
-		{ "nbd", arguments->nbd },
-		{ "fuse", attach->file != NULL },
-		{ "force", attach->cover },
-		{ "device", attach->number >= 0 },
-		{ "read-only", attach->read_only },
-		{ "exclusive", arguments->exclusive },
-		{ "shared", arguments->shared },
-		{ "connections", attach->connections > 0 },
-		{ "queues", attach->queues > 0 },
-		{ "readahead", attach->readahead_bytes != READAHEAD_AUTO },
-		{ "tls-records", attach->tls_records != TLS_RECORDS_AUTO },
-		{ "foreground", attach->foreground },
-		{ "timings", arguments->measure },
-	};
+	static const char *const with_list[] = { "list", "json", NULL };
+	struct arguments defaults = { 0 };
+	int status;
 
-	attach_options_init(&defaults);
-	for (size_t i = 0; i < ARRAY_COUNT(options); i++) {
-		if (options[i].given) {
-			return cli_usage_error(name,
-				"--%s can be used only to attach a disk, not with --list",
-				options[i].name);
-		}
-	}
-	if (attach->connect_timeout_ns != defaults.connect_timeout_ns ||
-		attach->request_timeout_ns != defaults.request_timeout_ns ||
-		attach->slow_timeout_ns != defaults.slow_timeout_ns ||
-		attach->reconnect_timeout_ns != defaults.reconnect_timeout_ns) {
-		return cli_usage_error(
-			name, "timeout options can be used only to attach a disk, not with --list");
+	attach_options_init(&defaults.attach);
+	status = cli_alone(command, &defaults, with_list);
+	if (status != CLI_GO_ON) {
+		return status;
 	}
 	return argc == optind ? CLI_GO_ON : cli_usage_error(name, "--list takes no URI");
 }
 
-static int check_arguments(const struct arguments *arguments, int argc)
+static int check_arguments(
+	const struct cli_command *command, const struct arguments *arguments, int argc)
 {
 	const struct attach_options *attach = &arguments->attach;
 	struct export_uri uri;
 	int status;
 
 	if (arguments->list) {
-		return check_list(arguments, argc);
+		return check_list(command, argc);
 	}
 	if (arguments->json && !arguments->measure) {
 		return cli_usage_error(name, "--json needs --list or --timings");
@@ -250,7 +222,7 @@ static const struct field fields[] = {
 		"disk is detached",
 		.type = FIELD_FLAG, AT(attach.cover) },
 	{ "device", "N", "use the block device with this number (default: any free number)",
-		.set = take_device },
+		.set = take_device, AT(attach.number) },
 	{ "read-only", NULL, "reject writes to the disk, even if the server allows them",
 		.type = FIELD_FLAG, AT(attach.read_only) },
 	{ "exclusive", NULL,
@@ -264,19 +236,19 @@ static const struct field fields[] = {
 		.type = FIELD_FLAG, AT(attach.lease.preempt) },
 	{ "lease-timeout", "TIME",
 		"with --exclusive or --shared: time without a connection after which the lease "
-		"ends (default: 30s)",
-		.set = take_lease_timeout },
+		"ends (default: 60s); longer than --request-timeout",
+		.set = take_lease_timeout, AT(attach.lease.ms) },
 	{ "connections", "N",
 		"number of connections to the server, 1 to 16, or auto: as many as make the disk "
 		"faster (default)",
-		.set = take_attach_connections },
+		.set = take_attach_connections, AT(attach.connections) },
 	{ "queues", "N",
 		"number of ublk threads, each with its own connections, 1 to 16 (default: 1)",
 		.type = FIELD_COUNT, .min = 1, .max = QUEUES_MAX, AT(attach.queues) },
 	{ "readahead", "SIZE",
 		"how much the kernel reads in advance for sequential reads through its cache, up "
 		"to 1G, or auto: 512K to 8M, measured (default)",
-		.set = take_readahead },
+		.set = take_readahead, AT(attach.readahead_bytes) },
 	{ "connect-timeout", "TIME",
 		"time limit for the first connection to the server (default: 10s)",
 		.type = FIELD_TIME, .min = 1, AT(attach.connect_timeout_ns) },
@@ -326,7 +298,7 @@ static int cli_attach_parse_arguments(struct arguments *arguments, int argc, cha
 		return status;
 	}
 	attach->uri = argv[optind];
-	return check_arguments(arguments, argc);
+	return check_arguments(&command, arguments, argc);
 }
 
 static int attach(struct arguments *arguments, struct error *error)
@@ -367,5 +339,9 @@ int cmd_attach(int argc, char **argv)
 		return status;
 	}
 	rc = arguments.list ? attach_list(arguments.json, &error) : attach(&arguments, &error);
+	if (rc != 0 && (strstr(error.text, " has the exclusive lease") != NULL ||
+			       strstr(error.text, " has a shared lease") != NULL)) {
+		error_add(&error, "; --preempt takes the lease from this client");
+	}
 	return rc != 0 ? cli_failure(name, &error) : cli_print("");
 }

@@ -2,7 +2,6 @@
 #include "tools/bench.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -181,14 +180,15 @@ static int buffers_check(const struct bench_work *work)
 {
 	uint64_t slots = (uint64_t)work->depth * MAX(work->connections, work->threads);
 	char most[UNITS_TEXT_BYTES];
+	char block[UNITS_TEXT_BYTES];
 
 	if (slots * work->block_bytes <= BENCH_BUFFERS_BYTES_MAX) {
 		return CLI_GO_ON;
 	}
 	return cli_usage_error("bench",
-		"%llu requests of %u bytes in flight need more than %s of buffers; reduce --bs, "
-		"--depth or --connections",
-		(unsigned long long)slots, work->block_bytes,
+		"%llu requests of %s in flight need more than %s of buffers; reduce --bs, --depth "
+		"or --connections",
+		(unsigned long long)slots, units_format_bytes(block, work->block_bytes),
 		units_format_bytes(most, BENCH_BUFFERS_BYTES_MAX));
 }
 

@@ -5,7 +5,6 @@
 #include <getopt.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -46,9 +45,11 @@ static const struct habit {
 	{ "", "unmount", "'gmblock detach' removes an attached disk" },
 	{ "", "disconnect", "'gmblock detach' removes an attached disk" },
 	{ "", "version", "'gmblock --version' prints the version" },
+	{ "", "v", "'gmblock --version' prints the version" },
 	{ "", "convert", "'gmblock copy' copies raw disks" },
 	{ "", "ls", "'gmblock list' lists the exports of a server" },
 	{ "", "status", "'gmblock stats' shows what a server does" },
+	{ "", "plot", "the program gmblock-plot draws JSON of bench, stats and trace" },
 
 	{ "serve", "r", "write --read-only" },
 	{ "serve", "f", FOREGROUND_OR_FORMAT },
@@ -83,6 +84,8 @@ static const struct habit {
 	{ "export", "readonly", "write the key readonly after PATH" },
 	{ "export", "export", "write 'gmblock export add NAME PATH'" },
 	{ "export", "force", "write --now" },
+
+	{ "stats", "interval", "write --json --watch=TIME, or use 'gmblock top'" },
 
 	{ "bench", "runtime", "write --seconds" },
 	{ "bench", "time", "write --seconds" },
@@ -452,6 +455,8 @@ int cli_parse_action(const struct cli_command *command, int argc, char **argv, i
 	const char *const *actions = command->actions;
 	int status = cli_parse(command, argc, argv);
 	char list[SHOWN_BYTES] = "";
+	char meant[NEAR_TEXT_BYTES];
+	struct near near;
 	size_t used = 0;
 
 	if (status != CLI_GO_ON) {
@@ -464,13 +469,37 @@ int cli_parse_action(const struct cli_command *command, int argc, char **argv, i
 			return CLI_GO_ON;
 		}
 	}
+	near_begin(&near, optind < argc ? argv[optind] : "");
 	for (int i = 0; actions[i] != NULL && used < sizeof(list); i++) {
 		const char *before = i == 0 ? "" : actions[i + 1] != NULL ? ", " : " or ";
 
+		near_try(&near, actions[i]);
 		used += (size_t)snprintf(
 			list + used, sizeof(list) - used, "%s%s", before, actions[i]);
 	}
-	return cli_usage_error(command->name, "give a command: %s", list);
+	if (optind == argc) {
+		return cli_usage_error(command->name, "give a command: %s", list);
+	}
+	near_text(&near, "", meant);
+	return cli_usage_error(command->name, "unknown command '%s'%s%s", quote(argv[optind]),
+		meant[0] != '\0' ? meant : "; write ", meant[0] != '\0' ? "" : list);
+}
+
+int cli_alone(const struct cli_command *command, const void *defaults, const char *const *options)
+{
+	for (size_t i = 0; i < command->field_count; i++) {
+		const struct field *field = &command->fields[i];
+		size_t k = 0;
+
+		while (options[k] != NULL && strcmp(options[k], field->key) != 0) {
+			k++;
+		}
+		if (options[k] == NULL && !field_same(field, command->arguments, defaults)) {
+			return cli_usage_error(command->name, "--%s cannot be combined with --%s",
+				field->key, options[0]);
+		}
+	}
+	return CLI_GO_ON;
 }
 
 int cli_operand(const char *command, const char *noun, int argc, char **argv, const char **operand)

@@ -73,6 +73,11 @@ GMB_MUST_CHECK int cli_parse_action(
 typedef void cli_see(const struct cli_command *command, void *context);
 void cli_watch(cli_see *see, void *context);
 
+/* Rejects options[0] together with any option that is not in the list `options`, which ends with
+ * NULL. An option was given if the value of its field is not that in `defaults`; NULL: zero. */
+GMB_MUST_CHECK int cli_alone(
+	const struct cli_command *command, const void *defaults, const char *const *options);
+
 /* Sets *operand to the only operand. noun is its name in messages ("URI"); NULL: no operand is
  * permitted. More operands are wrong usage. */
 GMB_MUST_CHECK int cli_operand(

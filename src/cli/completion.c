@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/text.h"
 #include "cli/cli.h"
 
 enum shell { SHELL_BASH, SHELL_ZSH, SHELL_FISH, SHELL_COUNT };

@@ -187,7 +187,8 @@ static bool is_host_port(const char *text)
 }
 
 /* Rejects texts that would become the name of a new file although the user means something else: a
- * server that is not written as a URI, or a disk that only a server can open, such as memory:1G. */
+ * server that is not written as a URI, "file:" before a path, or a disk that only a server can
+ * open, such as memory:1G. */
 static int refuse_no_file(const char *text)
 {
 	struct stat status;
@@ -198,13 +199,18 @@ static int refuse_no_file(const char *text)
 	if (strstr(text, "://") != NULL || lstat(text, &status) == 0) {
 		return CLI_GO_ON;
 	}
+	if (strncmp(text, "file:", strlen("file:")) == 0) {
+		return cli_usage_error("copy",
+			"'%s': leave out 'file:' for a file; if that is its name, write ./%s",
+			quoted, quoted);
+	}
 	if (store_path_has_kind(text)) {
 		return cli_usage_error("copy",
 			"'%s' can only be opened by a server; run 'gmblock serve %s' and give the "
 			"URI that it prints; if it is a file, write ./%s",
 			quoted, quoted, quoted);
 	}
-	if (!is_host_port(text) && strncmp(text, "nbd:", strlen("nbd:")) != 0) {
+	if (!is_host_port(text) && !export_uri_has_scheme(text)) {
 		return CLI_GO_ON;
 	}
 	/* the URI is parsed only for the text of the error */
@@ -418,7 +424,6 @@ static int ends_check(const struct job *job, struct error *error)
 
 static void cli_copy_flushed(struct copy_io *io)
 {
-	GMB_UNUSED(io);
 }
 
 static int target_flush(struct job *job, struct error *error)

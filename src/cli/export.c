@@ -101,15 +101,18 @@ static bool is_word(const struct field *field, const char *word)
 	return false;
 }
 
-/* Returns a key and its value, from "KEY" or "KEY=VALUE". */
+/* Returns a key and its value, from "KEY" or "KEY=VALUE". A path is made absolute, because the
+ * server has another working folder. "path" is a key of `set` only, so it is not in the table. */
 static json_t *pair(const char *word)
 {
 	size_t key_bytes = strcspn(word, "=");
 	const char *value = word[key_bytes] == '=' ? word + key_bytes + 1 : NULL;
 	char *key = strndup(word, key_bytes);
 	const struct field *field = key != NULL ? field_find(server_export_field, key) : NULL;
+	bool is_disk = key != NULL && strcmp(key, "path") == 0;
 	bool is_path =
-		value != NULL && field != NULL && field_is_path(field) && !is_word(field, value);
+		value != NULL &&
+		(is_disk || (field != NULL && field_is_path(field) && !is_word(field, value)));
 	char *real = is_path ? cli_export_absolute(value) : NULL;
 	json_t *made = json_pack("[s%, s?]", word, key_bytes, is_path ? real : value);
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
-#include <getopt.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -137,13 +136,18 @@ static int fence_show(const struct fence_arguments *arguments, const char *name)
 }
 
 /* Reports that all servers have done it. */
-static int fence_done(const char *name, const char *node)
+static int fence_done(const char *name, const struct fence_job *job)
 {
+	bool was_open = true;
 	struct error error;
 
-	print_peer_text(node);
-	puts(strcmp(name, "unfence") == 0 ? ": not fenced any more"
-					  : ": fenced; its last operation has left all disks");
+	for (uint32_t i = 0; i < job->server_count; i++) {
+		was_open &= job->servers[i].was_open;
+	}
+	print_peer_text(job->node);
+	puts(job->action != FENCE_JOB_UNFENCE ? ": fenced; its last operation has left all disks"
+		: was_open		      ? ": was not fenced"
+					      : ": no longer fenced");
 	return print_end(&error) != 0 ? cli_failure(name, &error) : CLI_OK;
 }
 
@@ -209,7 +213,7 @@ static int fence_do(struct fence_arguments *arguments, const char *name, const c
 		}
 	}
 	if (failed == 0) {
-		return fence_done(name, node);
+		return fence_done(name, &job);
 	}
 	if (is_open && print_end(&error) != 0) {
 		return cli_failure(name, &error);

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -158,6 +157,7 @@ static int show_server(const struct info_arguments *arguments, const struct expo
 	struct nbd_dial_options options = {
 		.uri = uri,
 		.timeout_ns = arguments->timeout_ns,
+		.warns = true,
 		.handshake.goal = arguments->list ? NBD_GOAL_LIST : NBD_GOAL_INFO,
 	};
 	const struct nbd_offers *offers;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -229,6 +227,7 @@ static int show_nbd(const struct list_arguments *arguments, const struct export_
 	struct nbd_dial_options options = {
 		.uri = uri,
 		.timeout_ns = arguments->timeout_ns,
+		.warns = true,
 		.handshake.goal = NBD_GOAL_LIST,
 	};
 	struct nbd_handshake *answers;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
 #include <getopt.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,6 +28,8 @@ static const char notes[] = "\n"
 			    "Examples:\n"
 			    "  gmblock push 'push+unix:///disk?socket=a.sock' push://backup/disk\n"
 			    "  gmblock push --list push://backup\n";
+
+enum { EXIT_SIGNAL = 128 }; /* exit status of a command that was stopped: 128 + signal */
 
 struct push_arguments {
 	struct push_options options;
@@ -110,6 +111,16 @@ static int cli_push_take_cancel(void *context, const char *text, struct error *e
 	return take_job(&((struct push_arguments *)context)->cancel, text, error);
 }
 
+/* Returns CLI_GO_ON if the text is the address of a server; otherwise reports wrong usage. */
+static int check_address(const char *text, bool is_target)
+{
+	struct error error;
+
+	return push_address_check(text, is_target, &error) == 0
+		       ? CLI_GO_ON
+		       : cli_usage_error(name, "%s", error.text);
+}
+
 static int run_jobs(const struct push_arguments *arguments, int argc, char **argv)
 {
 	const struct push_options *options = &arguments->options;
@@ -123,6 +134,10 @@ static int run_jobs(const struct push_arguments *arguments, int argc, char **arg
 	}
 	if (uri == NULL) {
 		return cli_usage_error(name, "give the URI of a server");
+	}
+	status = check_address(uri, false);
+	if (status != CLI_GO_ON) {
+		return status;
 	}
 	result = arguments->cancel != 0
 			 ? push_cancel(uri, arguments->cancel, options->timeout_ns, &error)
@@ -149,8 +164,8 @@ static const struct field fields[] = {
 		"skip the data that an interrupted push has already written to the destination",
 		.type = FIELD_FLAG, AT(options.resume) },
 	{ "live", NULL,
-		"do not take a snapshot of a source that is a flash store; also push writes that "
-		"clients make meanwhile",
+		"do not take a snapshot of a source that is a flash store; writes that clients "
+		"make during the push can also be pushed",
 		.type = FIELD_FLAG, AT(options.live) },
 	{ "verify", "read", "at the end, read the destination and compare it with the source",
 		.set = take_verify, .flags = FIELD_BARE },
@@ -193,8 +208,14 @@ int cmd_push(int argc, char **argv)
 	}
 	arguments.options.source = argv[optind];
 	arguments.options.target = argv[optind + 1];
+	status = check_address(arguments.options.source, false);
+	status = status == CLI_GO_ON ? check_address(arguments.options.target, true) : status;
+	if (status != CLI_GO_ON) {
+		return status;
+	}
 	if (!arguments.has_to) {
 		arguments.options.target_offset = arguments.options.offset;
 	}
-	return push_run(&arguments.options, &error) == 0 ? CLI_OK : cli_failure(name, &error);
+	status = push_run(&arguments.options, &error) == 0 ? CLI_OK : cli_failure(name, &error);
+	return status != CLI_OK && error.code == -EINTR ? EXIT_SIGNAL + copy_stop_signal() : status;
 }

@@ -124,7 +124,8 @@ int cmd_rate(int argc, char **argv)
 	if (argc - optind < (arguments.rule > 0 ? 1 : 2)) {
 		return cli_usage_error(name, arguments.rule > 0
 						     ? "give a rate or memory=SIZE"
-						     : "give an EXPORT, and a rate or memory=SIZE");
+						     : "give an EXPORT, and a rate or memory=SIZE; "
+						       "'gmblock stats' shows the limits");
 	}
 	arguments.export = arguments.rule > 0 ? NULL : argv[optind++];
 	arguments.is_memory = strncmp(argv[optind], memory_key, strlen(memory_key)) == 0;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
-#include <getopt.h>
 #include <stdio.h>
 
 #include "cli/cli.h"

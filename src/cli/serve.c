@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/log.h"
 #include "cli/cli.h"
@@ -90,7 +87,8 @@ static int serve_parse_arguments(struct server_config *config, int argc, char **
 	if (file != NULL) {
 		rc = server_config_load(config, file, &error);
 		if (rc < 0) {
-			return cli_failure(name, &error);
+			(void)cli_failure(name, &error);
+			return CLI_USAGE;
 		}
 	}
 	if (file != NULL && config->export_count == 0) {
@@ -107,10 +105,13 @@ static int serve_parse_arguments(struct server_config *config, int argc, char **
 static int print_check(const struct server_config *config)
 {
 	char addresses[40] = "the default address";
+	struct error error;
 	char text[120];
 
 	server_nodes_warn(config);
-	state_folder_warn(config);
+	if (state_folder_check(config, &error) < 0) {
+		return cli_failure(name, &error);
+	}
 	if (config->listen_count > 0) {
 		snprintf(addresses, sizeof(addresses), "%u address%s", config->listen_count,
 			config->listen_count == 1 ? "" : "es");

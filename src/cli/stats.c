@@ -2,7 +2,6 @@
 #include <errno.h>
 #include <getopt.h>
 #include <poll.h>
-#include <stdio.h>
 
 #include "base/text.h"
 #include "cli/cli.h"
@@ -69,7 +68,7 @@ static const struct field fields[] = {
 	{ "watch", "TIME",
 		"with --json: print the statistics again after each TIME, as one JSON document per "
 		"line (default: every second); on a terminal, use gmblock top",
-		.set = take_watch, .flags = FIELD_BARE },
+		.set = take_watch, .flags = FIELD_BARE, AT(watch_ns) },
 	{ "prometheus", NULL, "print metrics in the Prometheus text format", .type = FIELD_FLAG,
 		AT(prometheus) },
 	{ "describe", NULL, "describe all counters as JSON, without a server", .type = FIELD_FLAG,
@@ -79,6 +78,8 @@ static const struct field fields[] = {
 
 static int cli_stats_arguments_parse(int argc, char **argv, struct stats_arguments *arguments)
 {
+	static const char *const with_prometheus[] = { "prometheus", "server", NULL };
+	static const char *const with_describe[] = { "describe", NULL };
 	const struct cli_command command = { .name = "stats",
 		.usage = usage_text,
 		.notes = notes,
@@ -92,15 +93,14 @@ static int cli_stats_arguments_parse(int argc, char **argv, struct stats_argumen
 				"stats", "--watch: write the time as --watch=%s", argv[i]);
 		}
 	}
-	if (status == CLI_GO_ON && arguments->prometheus &&
-		(arguments->json || arguments->watch_ns > 0)) {
-		return cli_usage_error(
-			"stats", "--prometheus cannot be combined with other options");
+	if (status == CLI_GO_ON && arguments->prometheus) {
+		status = cli_alone(&command, NULL, with_prometheus);
 	}
-	if (status == CLI_GO_ON && arguments->describe &&
-		(arguments->json || arguments->prometheus || arguments->watch_ns > 0 ||
-			arguments->server != NULL || optind < argc)) {
-		return cli_usage_error("stats", "--describe cannot be combined with other options");
+	if (status == CLI_GO_ON && arguments->describe) {
+		status = cli_alone(&command, NULL, with_describe);
+	}
+	if (status == CLI_GO_ON && arguments->describe && optind < argc) {
+		return cli_usage_error("stats", "--describe takes no SERVER");
 	}
 	if (status == CLI_GO_ON && arguments->watch_ns > 0 && !arguments->json) {
 		return cli_usage_error(

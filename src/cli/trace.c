@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/log.h"
 #include "cli/cli.h"
@@ -87,7 +86,7 @@ static int cli_trace_arguments_parse(int argc, char **argv, struct trace_argumen
 
 	if (status == CLI_GO_ON && !arguments->request) {
 		return cli_usage_error(
-			"trace", "--request is missing; this build cannot trace disks");
+			"trace", "add --request; this build traces requests only, not disks");
 	}
 	if (status == CLI_GO_ON) {
 		status = cli_server("trace", argc, argv, &arguments->server);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
@@ -357,7 +356,6 @@ static int listen_to_it(struct said *said, int errors, struct error *error)
 
 static void upgrade_wake(int number)
 {
-	GMB_UNUSED(number);
 }
 
 /* Writes for at most a second, because the reader of the stream might have stopped, or be the

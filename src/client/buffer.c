@@ -33,7 +33,6 @@ int gmb_buffer_alloc(struct gmb_queue *queue, size_t bytes, uint32_t flags, void
 {
 	struct error error = { 0 };
 
-	GMB_UNUSED(queue);
 	if (bytes == 0 || bytes > SIZE_MAX / 2 || (flags & ~(uint32_t)GMB_BUFFER_HUGE) != 0) {
 		error_set(&error, -EINVAL,
 			"a buffer needs at least one byte, and its flags must be 0 or "
@@ -74,7 +73,6 @@ void gmb_buffer_free(struct gmb_queue *queue, void *base)
 {
 	size_t all;
 
-	GMB_UNUSED(queue);
 	if (base != NULL) {
 		memcpy(&all, (uint8_t *)base - page_bytes(), sizeof(all));
 		munmap((uint8_t *)base - page_bytes(), all);

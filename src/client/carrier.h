@@ -219,6 +219,8 @@ struct queue_part {
  * until the protocol sets it. */
 struct queue_part **queue_part(struct gmb_queue *queue);
 struct ring *queue_ring(struct gmb_queue *queue);
+/* Returns whether the queue's waits poll before the thread sleeps. */
+bool queue_spins(const struct gmb_queue *queue);
 /* Returns the lent memory in which payload of the queue's requests can be (lend.h), or NULL. */
 const struct ring_lent *queue_lent(const struct gmb_queue *queue);
 /* Copies an error into its public form. */

@@ -12,13 +12,16 @@
 
 enum {
 	CONNECT_TIMEOUT_MS = 10000,
-	LEASE_MS = 30000,
 	REQUEST_TIMEOUT_MS = 30000,
 	SLOW_TIMEOUT_MS = 600000,
-	SNAPSHOT_PATIENCE_MS = 5000,
+	REFUSAL_PATIENCE_MS = 5000,
 	RECONNECT_TIMEOUT_MS = 120000,
 	BACKOFF_MS_MIN = 20,
 	BACKOFF_MS_MAX = 1000,
+	/* pause after a refusal: this part of the outage, within the limit */
+	REFUSED_SHARE = 8,
+	REFUSED_MS_MAX = 10000,
+	LEASE_ATTEMPTS = 4, /* at least, within the time of a lease */
 	EXTRA_PAUSE_MS = 30000,
 	CONNECTIONS_CHOSEN_MAX = 4,
 	OTHERS_PATIENCE_MS = 2000,
@@ -388,6 +391,9 @@ void client_progress(struct gmb_client *client, struct connection *connection)
 	connection->attempts = 0;
 	if (client->lost_count == 0) {
 		client->lost_ns = 0;
+	} else {
+		/* A lost connection cannot be replaced, but the server still has the lease. */
+		lease_watch_doubt(&client->watch);
 	}
 }
 
@@ -507,9 +513,15 @@ void client_resized(struct gmb_client *client, uint64_t bytes)
 /* Returns the delay before another attempt, with a random part of up to a quarter, so that a
  * server's clients do not all reconnect at the same moment. missed: the client needs the
  * connection. Otherwise attempts become rare, because the server may limit the number of
- * connections. */
-static uint64_t backoff_ns(struct gmb_client *client, uint32_t attempts, bool missed)
+ * connections. refused: a server has refused the client. Servers log this, so such attempts become
+ * rare in a long outage, but a lease that was renewed does not expire before the next one. */
+static uint64_t backoff_ns(struct gmb_client *client, uint32_t attempts, bool missed, bool refused)
 {
+	uint64_t outage_ns =
+		client->lost_ns != 0 ? ring_now_ns(client->queue->ring) - client->lost_ns : 0;
+	uint64_t refused_ms =
+		MIN(client->options.lease_ms / LEASE_ATTEMPTS, (uint32_t)REFUSED_MS_MAX);
+	uint64_t refused_ns = MIN(outage_ns / REFUSED_SHARE, refused_ms * NS_PER_MS);
 	uint64_t ns;
 
 	if (attempts == 0) {
@@ -517,33 +529,38 @@ static uint64_t backoff_ns(struct gmb_client *client, uint32_t attempts, bool mi
 	}
 	ns = ((uint64_t)BACKOFF_MS_MIN << MIN(attempts - 1, 10U)) * NS_PER_MS;
 	ns = MIN(ns, BACKOFF_MS_MAX * NS_PER_MS);
+	ns = refused ? MAX(ns, refused_ns) : ns;
 	if (attempts >= CONNECTION_EXTRA_ATTEMPTS && !missed) {
 		ns = EXTRA_PAUSE_MS * NS_PER_MS;
 	}
 	return ns - ring_random(client->queue->ring) % (ns / 4);
 }
 
-/* Returns true if the server reports that the snapshot is gone. This is final, except shortly after
- * the start of a server, which may not have found its snapshots yet. */
-static bool snapshot_is_deleted(const struct gmb_client *client)
+/* Returns whether the client is refused for a permanent reason: the snapshot is gone, or all
+ * servers refuse it. This is final, except shortly after the start or a change of a server, which
+ * may not have found its snapshots yet. */
+static bool is_refused(const struct gmb_client *client)
 {
-	return client->trouble.code == -ENOENT &&
-	       strstr(client->trouble.text, EXPORT_URI_SNAPSHOT_DELETED_TEXT) != NULL;
+	bool is_deleted = client->trouble.code == -ENOENT &&
+			  strstr(client->trouble.text, EXPORT_URI_SNAPSHOT_DELETED_TEXT) != NULL;
+
+	return is_deleted || (client->ends_if_refused && hosts_refuse(client));
 }
 
-void client_check_deadline(struct gmb_client *client)
+/* Gives up if the client has been without a connection for too long. */
+static void client_check_deadline(struct gmb_client *client)
 {
 	uint64_t now_ns = ring_now_ns(client->queue->ring);
 	uint64_t lost_ns = now_ns - client->lost_ns;
 	bool is_overdue;
 	const struct error *exclusion = client_exclusion(client);
-	bool deleted = client->lost_ns != 0 && snapshot_is_deleted(client);
+	bool refused = client->lost_ns != 0 && is_refused(client);
 
-	client->deleted_ns = !deleted ? 0 : client->deleted_ns != 0 ? client->deleted_ns : now_ns;
+	client->refused_ns = !refused ? 0 : client->refused_ns != 0 ? client->refused_ns : now_ns;
 	is_overdue = lost_ns >= client->options.reconnect_timeout_ms * NS_PER_MS ||
 		     exclusion != NULL ||
-		     (client->deleted_ns != 0 &&
-			     now_ns - client->deleted_ns >= SNAPSHOT_PATIENCE_MS * NS_PER_MS);
+		     (client->refused_ns != 0 &&
+			     now_ns - client->refused_ns >= REFUSAL_PATIENCE_MS * NS_PER_MS);
 	if (client->state == CLIENT_OPEN && client->lost_ns != 0 && is_overdue) {
 		struct error reason;
 
@@ -609,7 +626,7 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 	 * an outage until a command is answered. */
 	if ((!others || client->lost_count > 0 || connection->reason.code == -ETIMEDOUT) &&
 		client->lost_ns == 0) {
-		client->lost_ns = ring_now_ns(client->queue->ring);
+		hosts_doubt(client);
 	}
 	if ((client->options.flags & GMB_OPEN_NO_RECONNECT) != 0) {
 		if (others) {
@@ -626,10 +643,11 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 		return;
 	}
 	if (client->state == CLIENT_OPEN) {
+		bool missed = !others || client->lost_count > 0 || client->is_searching;
+		bool refused = !was_ready && !hosts_is_unreachable(connection->reason.code);
+
 		connection->attempts++;
-		connection_start(connection,
-			backoff_ns(client, attempts,
-				!others || client->lost_count > 0 || client->is_searching));
+		connection_start(connection, backoff_ns(client, attempts, missed, refused));
 	}
 }
 
@@ -701,7 +719,7 @@ int client_options_take(
 	if (own->lease > GMB_LEASE_EXCLUSIVE) {
 		return error_set(error, -EINVAL, "unknown lease: %u", own->lease);
 	}
-	own->lease_ms = client_or_default(own->lease_ms, LEASE_MS);
+	own->lease_ms = lease_limit_ms(client_or_default(own->lease_ms, LEASE_MS_DEFAULT));
 	own->connect_timeout_ms = client_or_default(own->connect_timeout_ms, CONNECT_TIMEOUT_MS);
 	own->request_timeout_ms = client_or_default(own->request_timeout_ms, REQUEST_TIMEOUT_MS);
 	own->slow_timeout_ms = MAX(
@@ -938,6 +956,11 @@ _Static_assert((int)CLIENT_NAME_BYTES == (int)CARRIER_TOKEN_BYTES_MAX, "one name
 void client_name(const struct gmb_client *client, char out[CLIENT_NAME_BYTES])
 {
 	connection_name(client->connections[0], out);
+}
+
+void client_end_if_refused(struct gmb_client *client)
+{
+	client->ends_if_refused = true;
 }
 
 void client_end(struct gmb_client *client)

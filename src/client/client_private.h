@@ -26,6 +26,7 @@
 #include "base/export_uri.h"
 #include "base/growth.h"
 #include "base/lease.h"
+#include "base/lease_watch.h"
 #include "base/log.h"
 #include "client/carrier.h"
 #include "ring/wait.h"
@@ -94,8 +95,10 @@ enum connection_state {
 struct connection {
 	struct gmb_client *client;
 	enum connection_state state;
-	uint32_t host;	 /* the server: the value of client.host when this connection was started */
-	uint32_t number; /* unique number among the client's connections, current and past */
+	uint32_t host; /* the server: the value of client.host when this connection was started */
+	struct lease_moment started; /* when this attempt began; only with client.watch */
+	bool renews_lease; /* asks for a lease that the server must know (lease_want.renew) */
+	uint32_t number;   /* unique number among the client's connections, current and past */
 	uint32_t attempts; /* attempts since the server last answered a command */
 	bool was_ready;
 	uint32_t replaces[CLIENT_LOST_MAX]; /* contents of client.lost when this connection was
@@ -113,7 +116,8 @@ struct connection {
 	uint32_t waiting[2];
 	uint64_t waiting_since_ns[2];
 	bool is_stopped; /* CLOSING: the carrier has no operation in flight */
-	/* timer of the pause before the next attempt, or of the limit for a silent server */
+	/* timer of the pause before the next attempt, or of the limit for a silent server and the
+	 * report about it */
 	struct ring_op timer_op;
 };
 
@@ -145,6 +149,8 @@ struct gmb_client {
 	/* last failure at each server since a connection was usable; NULL if there is only one */
 	struct error *host_failures;
 	uint32_t hosts_tried; /* BIT(host): an attempt there has failed in this time */
+	/* BIT(host): GMB_EVENT_SILENT was reported since a connection was usable */
+	uint32_t hosts_silent;
 	/* The home does not accept connections, so the other servers are tried even if the client
 	 * still has connections to it. */
 	bool is_searching;
@@ -161,8 +167,9 @@ struct gmb_client {
 	uint32_t capabilities; /* GMB_CAN_ flags allowed by the facts and the options */
 	/* start of the current outage (no connection, or no answer); 0: no outage */
 	uint64_t lost_ns;
-	/* time since which the server has reported that the snapshot is gone; 0: never */
-	uint64_t deleted_ns;
+	/* time since which the client is refused for good, except after a start; 0: it is not */
+	uint64_t refused_ns;
+	bool ends_if_refused; /* see client_end_if_refused() */
 
 	/* Members for takeover; see docs/design/0006-reconnect.md. */
 	char token[40];	      /* 128 secret random bits */
@@ -170,9 +177,10 @@ struct gmb_client {
 	/* lost connections whose commands the server may still execute */
 	uint32_t lost[CLIENT_LOST_MAX];
 	uint32_t lost_count;
-	struct lease_want lease; /* the lease to hold */
-	bool has_lease;		 /* a connection was ready, so the client has had the lease */
-	uint64_t changes;	 /* number of answered commands that changed data */
+	struct lease_want lease;  /* the lease to hold */
+	bool has_lease;		  /* a connection was ready, so the client has had the lease */
+	struct lease_watch watch; /* in use with a lease and several servers */
+	uint64_t changes;	  /* number of answered commands that changed data */
 	/* number of changes that are durable, because a flush that started later was answered */
 	uint64_t flushed;
 
@@ -258,8 +266,6 @@ void client_take_over(struct gmb_client *client, uint32_t number);
 /* Called when a connection has ended. Its commands are in client->replays, and connection->reason
  * is set. */
 void client_connection_lost(struct gmb_client *client, struct connection *connection);
-/* Gives up if the client has been without a connection for too long. */
-void client_check_deadline(struct gmb_client *client);
 uint32_t client_ready_count(const struct gmb_client *client);
 void client_event(struct gmb_client *client, enum gmb_event event, const char *text);
 
@@ -285,6 +291,15 @@ void hosts_prepare(const struct gmb_client *client, struct carrier_start *start)
 /* Returns whether a connection must renew the lease, so that a server that does not know it refuses
  * the connection. */
 bool hosts_renews_lease(const struct gmb_client *client, const struct connection *connection);
+/* Called when a connection starts. */
+void hosts_start(struct connection *connection);
+/* Called at intervals of client->watch.interval_ns while a connection is usable and the client
+ * runs. Returns the time of the next call, or UINT64_MAX. Loses all connections if the client was
+ * stopped.
+ */
+uint64_t hosts_watch(struct gmb_client *client, uint64_t now_ns);
+/* Called when an outage begins. */
+void hosts_doubt(struct gmb_client *client);
 /* Called when a connection was lost or has failed: chooses the next server if the client has no
  * other connection, or if its server does not accept new ones. Can lose other connections to the
  * same server. */
@@ -295,6 +310,11 @@ bool hosts_open_next(struct gmb_client *client);
 /* Returns the refusal of a server that has fenced the client's node, if it is final: the server is
  * the only one or the home of an open client, or all others have failed as well. Otherwise NULL. */
 const struct error *hosts_fence(const struct gmb_client *client);
+/* Returns whether an attempt with this result has not reached a server. */
+bool hosts_is_unreachable(int result);
+/* Returns whether the URI names several servers, the client has no connection, and each server has
+ * refused it for a permanent reason: no such export, another disk, or fewer features. */
+bool hosts_refuse(const struct gmb_client *client);
 /* Stores why the client has no connection: its exclusion, or the failures of all servers. */
 void hosts_explain(const struct gmb_client *client, struct error *error);
 /* Stores the URI for messages, with the server in use if there are several. */
@@ -302,8 +322,8 @@ void hosts_name(const struct gmb_client *client, char *out, size_t bytes);
 /* Returns how often all servers were tried in `attempts` attempts. */
 uint32_t hosts_attempts(const struct gmb_client *client, uint32_t attempts);
 /* Called when a connection is ready. Returns 0, or the reason why it must not be used: it leads to
- * another disk, or to another server than the others. Loses the others instead if their server does
- * not accept connections any more. */
+ * another disk, or to another server than the others, or its server has accepted the lease too
+ * late. Loses the others instead if their server does not accept connections any more. */
 int hosts_check(struct gmb_client *client, struct connection *connection,
 	const struct carrier_facts *facts, struct error *error);
 /* Called when a usable connection was accepted: all others will use its server. */

@@ -16,6 +16,7 @@
 #include "client/client_private.h"
 
 #define NS_PER_MS UINT64_C(1000000)
+#define SILENT_NS (EXPORT_URI_SILENT_MS * NS_PER_MS)
 
 enum {
 	/* Signs of life are requested at intervals of request_timeout / ALIVE_SHARE. The server
@@ -248,18 +249,63 @@ static void find_deadlines(
 	}
 }
 
-static void silence_check(struct connection *connection)
+/* Returns whether a silent server is still to be reported to the program. */
+static bool reports_silence(const struct connection *connection)
+{
+	const struct gmb_client *client = connection->client;
+
+	return client->options.event != NULL && (client->hosts_silent & BIT(connection->host)) == 0;
+}
+
+static void report_silence(struct connection *connection, uint32_t limit_ms)
+{
+	struct gmb_client *client = connection->client;
+	char text[EXPORT_URI_SILENT_BYTES];
+
+	client->hosts_silent |= BIT(connection->host);
+	client_event(client, GMB_EVENT_SILENT,
+		export_uri_silent(text, hosts_label(client, connection->host), limit_ms));
+}
+
+/* Returns the longest time between two checks of a server that has commands to answer. */
+static uint64_t check_interval_ns(const struct connection *connection)
+{
+	uint64_t request_ns = connection->client->options.request_timeout_ms * NS_PER_MS;
+
+	return reports_silence(connection) ? MIN(request_ns, SILENT_NS) : request_ns;
+}
+
+/* Returns when the silence of the server is to be reported, or UINT64_MAX. The server may be silent
+ * while it executes slow commands. */
+static uint64_t find_report(const struct connection *connection)
+{
+	const struct carrier *carrier = connection->carrier;
+
+	return connection->waiting[false] > 0 && reports_silence(connection)
+		       ? MAX(carrier->heard_ns, connection->waiting_since_ns[false]) + SILENT_NS
+		       : UINT64_MAX;
+}
+
+/* Looks at the connection when its timer has fired, and sets the timer again. */
+static void ready_check(struct connection *connection)
 {
 	uint64_t now_ns = ring_now_ns(connection->carrier->ring);
-	uint64_t silent_ns;
-	uint64_t unanswered_ns;
-	uint64_t next_ns;
+	uint64_t next_ns = hosts_watch(connection->client, now_ns);
+	uint64_t report_ns = UINT64_MAX;
+	uint64_t silent_ns = UINT64_MAX;
+	uint64_t unanswered_ns = UINT64_MAX;
 
-	if (connection->carrier->command_count == 0) {
-		return; /* the timer is set again when commands are sent */
+	if (connection->state != CONNECTION_READY) {
+		return; /* lost by hosts_watch() */
 	}
-	find_deadlines(connection, &silent_ns, &unanswered_ns);
-	next_ns = MIN(silent_ns, unanswered_ns);
+	if (connection->carrier->command_count > 0) {
+		find_deadlines(connection, &silent_ns, &unanswered_ns);
+		report_ns = find_report(connection);
+		/* A command that is sent before the timer fires can have an earlier deadline, or
+		 * be reported earlier, but at least the interval from now. So the timer is not set
+		 * to more than that. */
+		next_ns = MIN(next_ns, now_ns + check_interval_ns(connection));
+	}
 	if (now_ns >= silent_ns) {
 		client_connection_lose(
 			connection, -ETIMEDOUT, "the server did not respond in time");
@@ -267,12 +313,25 @@ static void silence_check(struct connection *connection)
 		client_connection_lose(connection, -ETIMEDOUT,
 			"the server is alive, but did not complete any request in time");
 	} else {
-		/* A command that is sent before the timer fires can have an earlier deadline than
-		 * next_ns, but its deadline is at least request_timeout from now. So the timer is
-		 * not set to more than that. */
-		timer_set(connection,
-			MIN(next_ns - now_ns,
-				connection->client->options.request_timeout_ms * NS_PER_MS));
+		if (now_ns >= report_ns) {
+			report_silence(connection, connection->client->options.request_timeout_ms);
+			report_ns = UINT64_MAX;
+		}
+		next_ns = MIN(next_ns, report_ns);
+		next_ns = MIN(next_ns, silent_ns);
+		next_ns = MIN(next_ns, unanswered_ns);
+		if (next_ns != UINT64_MAX) { /* otherwise set when commands are sent */
+			timer_set(connection, next_ns - now_ns);
+		}
+	}
+}
+
+/* Reports a server that does not complete a handshake, unless the client has other connections: it
+ * may delay further ones until another client disconnects. */
+static void start_check(struct connection *connection)
+{
+	if (client_ready_count(connection->client) == 0 && reports_silence(connection)) {
+		report_silence(connection, connection->client->options.connect_timeout_ms);
 	}
 }
 
@@ -282,7 +341,6 @@ static void connection_timer_done(struct ring_op *op, int result)
 {
 	struct connection *connection = container_of(op, struct connection, timer_op);
 
-	GMB_UNUSED(result);
 	switch (connection->state) {
 	case CONNECTION_CLOSING:
 		connection_closing_step(connection);
@@ -291,10 +349,12 @@ static void connection_timer_done(struct ring_op *op, int result)
 		client_connection_start(connection);
 		break;
 	case CONNECTION_READY:
-		silence_check(connection);
+		ready_check(connection);
+		break;
+	case CONNECTION_STARTING:
+		start_check(connection);
 		break;
 	case CONNECTION_IDLE:
-	case CONNECTION_STARTING:
 		break;
 	}
 }
@@ -304,12 +364,15 @@ static void connection_timer_done(struct ring_op *op, int result)
 void connection_flush(struct connection *connection)
 {
 	struct carrier *carrier = connection->carrier;
+	uint64_t watch_ns = connection->client->watch.interval_ns;
 
 	if (connection->state != CONNECTION_READY) {
 		return;
 	}
-	if (carrier->command_count > 0 && !connection->timer_op.in_flight) {
-		timer_set(connection, connection->client->options.request_timeout_ms * NS_PER_MS);
+	if ((carrier->command_count > 0 || watch_ns != 0) && !connection->timer_op.in_flight) {
+		uint64_t check_ns = check_interval_ns(connection);
+
+		timer_set(connection, watch_ns != 0 ? MIN(watch_ns, check_ns) : check_ns);
 	}
 	carrier->ops->flush(carrier);
 	/* The end of draining is checked here, because the last answer may arrive before its
@@ -384,6 +447,7 @@ void carrier_ready(struct carrier *carrier)
 
 	connection_set_state(connection, CONNECTION_READY);
 	connection->was_ready = true;
+	ring_cancel(carrier->ring, &connection->timer_op); /* see start_check() */
 	connection_log_ready(connection, &carrier->facts);
 	if (client_connection_ready(connection->client, connection, &error) != 0) {
 		connection_lose(connection, &error);
@@ -420,6 +484,7 @@ static void client_connection_start(struct connection *connection)
 
 	hosts_prepare(client, &options);
 	connection->host = options.host;
+	hosts_start(connection);
 	if (lease.mode != LEASE_NONE) {
 		/* Once the client has had the lease, the server must not give it a new one: another
 		 * client may have changed the disk in the meantime. */
@@ -427,6 +492,7 @@ static void client_connection_start(struct connection *connection)
 		lease.moves = client->has_lease && !lease.renew;
 		options.lease = lease_want_format(lease_text, &lease);
 	}
+	connection->renews_lease = lease.renew;
 
 	if (options.alive_ms < ALIVE_MS_MIN) {
 		options.alive_ms = 0; /* the timeout is too short for signs of life */
@@ -440,6 +506,9 @@ static void client_connection_start(struct connection *connection)
 		replaces[i] = names[1 + i];
 	}
 	connection_set_state(connection, CONNECTION_STARTING);
+	if (reports_silence(connection) && options.timeout_ns > SILENT_NS) {
+		timer_set(connection, SILENT_NS);
+	}
 	connection->carrier->ops->start(connection->carrier, &options);
 }
 

@@ -4,7 +4,6 @@
  * twice as many answers as there are commands in flight, because commands can be answered in
  * bursts.
  */
-#include "base/bytes.h"
 #include "client/client_private.h"
 
 enum { GROW_CONNECTIONS_MAX = 8 };

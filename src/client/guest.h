@@ -34,6 +34,10 @@ GMB_MUST_CHECK int client_open_start(struct gmb_queue *queue, const char *uri,
 /* Sends submitted requests, and calls done() for those that have ended already. Returns whether it
  * called a callback. Must not be called from a callback of the library. */
 bool queue_pump(struct gmb_queue *queue);
+/* For an open client whose URI names several servers: the client gives up when each server has
+ * refused it for some seconds, for a permanent reason: no such export, another disk, or fewer
+ * features. Without this call, the client tries until its reconnect timeout. */
+void client_end_if_refused(struct gmb_client *client);
 /* Ends a client, open or not. Requests in flight fail with -ENOTCONN; done() is called for them as
  * usual, here or later. If the queue has its own ring, the next gmb_queue_wait() returns
  * immediately and counts the calls made here. Must not be called from a callback of the library.

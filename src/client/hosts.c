@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define NS_PER_MS UINT64_C(1000000)
 
@@ -19,11 +18,22 @@ enum { HOST_CONNECT_MS = 2000 };
 
 bool hosts_init(struct gmb_client *client)
 {
-	if (client->target->host_count > 1) {
-		client->host_failures =
-			calloc(client->target->host_count, sizeof(*client->host_failures));
+	if (client->target->host_count == 1) {
+		return true;
 	}
-	return client->target->host_count == 1 || client->host_failures != NULL;
+	/* A client that does not reconnect never goes to another server. */
+	if (client->options.lease != GMB_LEASE_NONE &&
+		(client->options.flags & GMB_OPEN_NO_RECONNECT) == 0) {
+		const struct lease_watch_times times = {
+			.lease_ms = client->options.lease_ms,
+			.request_ms = client->options.request_timeout_ms,
+			.connect_ms = client->options.connect_timeout_ms,
+		};
+
+		lease_watch_init(&client->watch, &times);
+	}
+	client->host_failures = calloc(client->target->host_count, sizeof(*client->host_failures));
+	return client->host_failures != NULL;
 }
 
 static bool has_several(const struct gmb_client *client)
@@ -49,24 +59,15 @@ void hosts_prepare(const struct gmb_client *client, struct carrier_start *start)
 				    : start->timeout_ns;
 }
 
-bool hosts_renews_lease(const struct gmb_client *client, const struct connection *connection)
-{
-	uint64_t lost_ns =
-		client->lost_ns != 0 ? ring_now_ns(client->queue->ring) - client->lost_ns : 0;
-
-	/* Servers do not know each other's leases. Until the time of the lease is over, no other
-	 * client can have got it at the old server but by force. The new one knows its own. */
-	return client->has_lease &&
-	       (connection->host == client->home || lost_ns >= client->lease.ms * NS_PER_MS);
-}
+/* --- choosing a server ------------------------------------------------------------------------ */
 
 /* Ends the usable connections to a server. They are dead as well, but without traffic a connection
  * does not detect this, and the client could not leave the server. */
-static void hosts_leave(struct gmb_client *client, uint32_t host, const char *why)
+static void hosts_leave(struct gmb_client *client, uint32_t host, int err, const char *why)
 {
 	struct error error;
 
-	error_set(&error, -ECONNRESET, "%s", why);
+	error_set(&error, err, "%s", why);
 	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
 		struct connection *connection = client->connections[i];
 
@@ -77,8 +78,74 @@ static void hosts_leave(struct gmb_client *client, uint32_t host, const char *wh
 	}
 }
 
-/* Returns whether an attempt with this result has not reached a server. */
-static bool hosts_is_unreachable(int result)
+/* --- leases ----------------------------------------------------------------------------------- */
+
+/* Servers do not know each other's leases. Until the time of the lease is over, no other client can
+ * have got it at the old server but by force. The new server knows its own. */
+bool hosts_renews_lease(const struct gmb_client *client, const struct connection *connection)
+{
+	return client->has_lease && (connection->host == client->home ||
+					    lease_watch_is_over(&client->watch,
+						    client->lost_ns != 0, &connection->started));
+}
+
+void hosts_start(struct connection *connection)
+{
+	struct gmb_client *client = connection->client;
+
+	if (client->watch.interval_ns != 0) {
+		connection->started =
+			lease_watch_moment(&client->watch, ring_now_ns(client->queue->ring));
+	}
+}
+
+uint64_t hosts_watch(struct gmb_client *client, uint64_t now_ns)
+{
+	uint64_t interval_ns = client->watch.interval_ns;
+
+	if (!lease_watch_check(&client->watch, now_ns)) {
+		/* Only the home can confirm the lease, and it is probably healthy. */
+		client->host = client->home;
+		hosts_leave(client, client->home, -EAGAIN, LEASE_WATCH_STOPPED);
+	}
+	return interval_ns != 0 ? now_ns + interval_ns : UINT64_MAX;
+}
+
+void hosts_doubt(struct gmb_client *client)
+{
+	client->lost_ns = ring_now_ns(client->queue->ring);
+	lease_watch_doubt(&client->watch);
+}
+
+/* Checks the time when another server than the home has accepted the lease. Its answer can have
+ * come so late, for example because the client was paused, that the home has given the lease to
+ * another client. This is final: the new server has the client as a holder now. A renewed lease is
+ * refused, but not for good: either the server knows the client from an attempt whose answer was
+ * lost, or it is the home under another address, and the client can continue at the home. */
+static int check_lease(
+	struct gmb_client *client, const struct connection *connection, struct error *error)
+{
+	struct lease_moment now;
+
+	if (client->watch.interval_ns == 0) {
+		return 0;
+	}
+	now = lease_watch_moment(&client->watch, ring_now_ns(client->queue->ring));
+	if (!lease_watch_is_over(&client->watch, client->lost_ns != 0, &now)) {
+		return 0;
+	}
+	if (connection->renews_lease) {
+		return error_set(error, -ESTALE, LEASE_WATCH_ELSEWHERE);
+	}
+	if (client->lost_ns == 0) {
+		hosts_doubt(client); /* gives up even if connections are left */
+	}
+	return error_set(error, -EACCES, EXPORT_URI_LEASE_TEXT LEASE_WATCH_LATE);
+}
+
+/* --- what failures say ------------------------------------------------------------------------ */
+
+bool hosts_is_unreachable(int result)
 {
 	return result == -ECONNREFUSED || result == -EHOSTUNREACH || result == -EHOSTDOWN ||
 	       result == -ENETUNREACH || result == -ETIMEDOUT;
@@ -89,23 +156,21 @@ static void hosts_note(struct gmb_client *client, const struct connection *conne
 {
 	int result = connection->reason.code;
 
-	if (result == -EAGAIN) {
-		return; /* the host was not to blame */
-	}
 	client->host_failures[connection->host] = connection->reason;
 	if (!connection->was_ready) {
 		client->hosts_tried |= BIT(connection->host);
 		client->is_searching |=
 			connection->host == client->home && hosts_is_unreachable(result);
 	} else if (result == -ETIMEDOUT) {
-		hosts_leave(client, connection->host,
+		hosts_leave(client, connection->host, -ECONNRESET,
 			"another connection to this server did not respond in time");
 	}
 }
 
 void hosts_lost(struct gmb_client *client, const struct connection *connection)
 {
-	if (!has_several(client)) {
+	/* EAGAIN: the client has ended the connection, and the host is not to blame. */
+	if (!has_several(client) || connection->reason.code == -EAGAIN) {
 		return;
 	}
 	hosts_note(client, connection);
@@ -139,6 +204,22 @@ const struct error *hosts_fence(const struct gmb_client *client)
 		}
 	}
 	return NULL;
+}
+
+bool hosts_refuse(const struct gmb_client *client)
+{
+	if (!has_several(client) || client_ready_count(client) > 0) {
+		return false;
+	}
+	for (uint32_t i = 0; i < client->target->host_count; i++) {
+		const struct error *failure = &client->host_failures[i];
+		int code = failure->text[0] != '\0' ? failure->code : 0;
+
+		if (code != -ENOENT && code != -ESTALE && code != -EPROTO) {
+			return false;
+		}
+	}
+	return true;
 }
 
 void hosts_explain(const struct gmb_client *client, struct error *error)
@@ -191,8 +272,8 @@ static int hosts_check_disk(const struct gmb_client *client, const struct connec
 	return 0;
 }
 
-/* Checks a connection to another server than that of the usable connections, which does not accept
- * connections any more. If the new server has the disk, the client moves there. */
+/* Checks a connection to another server while the server in use accepts no connections. If the
+ * other server has the disk, the client moves there. */
 static int hosts_check_move(struct gmb_client *client, const struct connection *connection,
 	const struct carrier_facts *facts, struct error *error)
 {
@@ -210,8 +291,9 @@ static int hosts_check_move(struct gmb_client *client, const struct connection *
 			"changes were not flushed",
 			hosts_label(client, connection->host), gmb_server(client));
 	}
+	err = err ?: check_lease(client, connection, error);
 	if (err == 0) {
-		hosts_leave(client, client->home,
+		hosts_leave(client, client->home, -ECONNRESET,
 			"this server does not accept connections any more, and another one has the "
 			"disk");
 	}
@@ -227,7 +309,8 @@ int hosts_check(struct gmb_client *client, struct connection *connection,
 		return 0;
 	}
 	err = client_ready_count(client) > 1 ? hosts_check_move(client, connection, facts, error)
-					     : hosts_check_disk(client, connection, facts, error);
+					     : hosts_check_disk(client, connection, facts, error)
+						       ?: check_lease(client, connection, error);
 	if (err != 0) {
 		connection->was_ready = false; /* a failed attempt, and not a loss */
 	}
@@ -238,11 +321,13 @@ void hosts_settle(struct gmb_client *client, const struct connection *connection
 {
 	struct error error;
 
+	client->hosts_silent = 0;
 	if (!has_several(client)) {
 		return;
 	}
 	client->home = connection->host;
 	client->host = connection->host;
+	lease_watch_accept(&client->watch, &connection->started);
 	client->is_searching = false;
 	client->hosts_tried = 0;
 	for (uint32_t i = 0; i < client->target->host_count; i++) {

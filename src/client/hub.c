@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
 #include <gmblock/gmblock.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -123,6 +122,7 @@ int hub_get(struct gmb_queue *queue, struct hub **hub_out, struct error *error)
 		return error_set(error, result, "%s", reason.text);
 	}
 	hub->part.destroy = hub_destroy;
+	hub->queue = queue;
 	hub->ring = queue_ring(queue);
 	list_init(&hub->users);
 	list_init(&hub->hungry);
@@ -169,7 +169,8 @@ static bool hub_holds(const struct hub_buffer *buffer, const void *address, size
 	       range_inside(offset, bytes, buffer->bytes);
 }
 
-struct hub_buffer *hub_find(struct hub *hub, const void *address, size_t bytes)
+/* Returns the buffer that contains all these bytes, or NULL. */
+static struct hub_buffer *hub_find(struct hub *hub, const void *address, size_t bytes)
 {
 	struct hub_buffer *last = &hub->buffers[hub->last_found];
 
@@ -356,7 +357,6 @@ bool hub_is_tainted(const struct hub *hub, uint32_t buffers)
 
 static void hub_retry_done(struct ring_op *op, int result)
 {
-	GMB_UNUSED(result);
 	hub_reclaim(container_of(op, struct hub, retry_op));
 }
 

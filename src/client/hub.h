@@ -75,6 +75,7 @@ struct hub_user_ops {
 
 struct hub {
 	struct queue_part part;
+	const struct gmb_queue *queue; /* of which it is a part */
 	struct ring *ring;
 	struct clan_queue *clan;
 	struct ring_source source;
@@ -100,8 +101,6 @@ struct hub_run {
 GMB_MUST_CHECK int hub_get(struct gmb_queue *queue, struct hub **hub_out, struct error *error);
 /* Adds the clan queue to the ring, which then polls it for events. */
 void hub_start(struct hub *hub);
-/* Returns the buffer that contains all these bytes, or NULL. */
-struct hub_buffer *hub_find(struct hub *hub, const void *address, size_t bytes);
 
 /* Creates the pool if it does not exist. */
 GMB_MUST_CHECK int hub_pool_make(struct hub *hub);

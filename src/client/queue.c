@@ -208,6 +208,11 @@ struct ring *queue_ring(struct gmb_queue *queue)
 	return queue->ring;
 }
 
+bool queue_spins(const struct gmb_queue *queue)
+{
+	return queue->owns_ring && queue->waiter.way == WAIT_SPIN;
+}
+
 const struct ring_lent *queue_lent(const struct gmb_queue *queue)
 {
 	return queue->lent;
@@ -225,7 +230,6 @@ static void client_queue_wake_deliver(struct ring *ring, struct ring_message *me
 {
 	struct gmb_queue *queue = container_of(message, struct gmb_queue, wake);
 
-	GMB_UNUSED(ring);
 	/* Cleared first, so that a gmb_queue_wake() during the delivery posts another message. */
 	atomic_store(&queue->wake_posted, false);
 	atomic_store(&queue->woken, true);

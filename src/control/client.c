@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/export_uri.h"
 #include "base/log.h"
 #include "base/rights.h"
 #include "base/work.h"
@@ -428,6 +429,7 @@ static int connect_and_ask(const char *path, const char *command, json_t *argume
 {
 	struct control_connection *connection = calloc(1, sizeof(*connection));
 	uint64_t deadline_ns = deadline_after(timeout_ms);
+	char silent[EXPORT_URI_SILENT_BYTES];
 	json_t *hello = NULL;
 	int fd = control_client_connect_to(path, takes_files, deadline_ns);
 	int rc;
@@ -449,6 +451,11 @@ static int connect_and_ask(const char *path, const char *command, json_t *argume
 	connection->fd = fd;
 	connection->owner = rights_owner(fd);
 	connection->takes_files = takes_files;
+	/* A frozen server accepts connections, but sends no hello. A caller with a shorter limit
+	 * reports it itself. */
+	if (timeout_ms >= CONTROL_TIMEOUT_MS && !control_wait(connection, EXPORT_URI_SILENT_MS)) {
+		log_warning("%s", export_uri_silent(silent, quote(path), (uint64_t)timeout_ms));
+	}
 	rc = receive_object(connection, deadline_ns, timeout_ms, &hello, error);
 	if (rc == 0) {
 		rc = check_hello(connection, hello, error);

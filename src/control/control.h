@@ -136,7 +136,9 @@ enum { CONTROL_TIMEOUT_MS = 10000 };
  * command after the server's hello, so that a server that does not answer in time never receives
  * it. Takes ownership of arguments (NULL: none). timeout_ms: for all of this. -ENOENT,
  * -ECONNREFUSED: no server listens there; -EXDEV: an unexpected process does; -ETIMEDOUT; -EPROTO:
- * the peer is not a control server; -EPROTONOSUPPORT: another version of the protocol.
+ * the peer is not a control server; -EPROTONOSUPPORT: another version of the protocol. If
+ * timeout_ms is at least CONTROL_TIMEOUT_MS, a server that sends no hello is reported with a
+ * warning, see export_uri_silent().
  */
 GMB_MUST_CHECK int control_connect(const char *path, const char *command, json_t *arguments,
 	int timeout_ms, struct control_connection **connection_out, struct error *error);
@@ -186,8 +188,9 @@ GMB_MUST_CHECK int control_ask(const char *path, const char *command, json_t *ar
 
 /* --- printing ------------------------------------------------------------------------------ */
 
-/* Prints a value on standard output with these flags of jansson. Characters that control a terminal
- * or are invisible are escaped. -ENOMEM, -EIO, or an errno of the output. */
+/* Prints a value on standard output with these flags of jansson; real numbers have 15 digits unless
+ * the flags have a precision. Characters that control a terminal or are invisible are escaped.
+ * -ENOMEM, -EIO, or an errno of the output. */
 GMB_MUST_CHECK int control_print_json(const json_t *value, size_t flags);
 
 /* --- both ---------------------------------------------------------------------------------- */

@@ -493,7 +493,6 @@ static void input_done(struct ring_op *op, int result)
 {
 	struct control_client *client = container_of(op, struct control_client, input);
 
-	GMB_UNUSED(result);
 	if (client->state == CLIENT_CLOSING) {
 		control_server_client_free(client);
 	} else if (client->state == CLIENT_READING) {
@@ -510,7 +509,6 @@ static void output_done(struct ring_op *op, int result)
 {
 	struct control_client *client = container_of(op, struct control_client, output);
 
-	GMB_UNUSED(result);
 	if (client->state == CLIENT_CLOSING) {
 		control_server_client_free(client);
 		return;
@@ -601,7 +599,6 @@ static void control_server_timer_done(struct ring_op *op, int result)
 	uint64_t now_ns = ring_now_ns(server->ring);
 	uint64_t next_ns;
 
-	GMB_UNUSED(result);
 	if (server->resume_ns <= now_ns) {
 		server->resume_ns = UINT64_MAX;
 		watch_listeners(server);

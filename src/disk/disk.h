@@ -12,6 +12,7 @@
  */
 #pragma once
 
+#include <string.h>
 #include <sys/types.h>
 
 #include "base/compiler.h"
@@ -67,8 +68,18 @@ enum disk_extent_kind { DISK_DATA, DISK_HOLE };
  * files and block devices can be opened; for others, *error explains why not. */
 GMB_MUST_CHECK int disk_open(
 	const char *path, bool read_only, bool direct, int *fd_out, struct error *error);
+/* Sets the error message of a failed open(), and returns -code. code: the positive errno. */
+GMB_MUST_CHECK int disk_explain_open(
+	const char *path, bool read_only, bool direct, int code, struct error *error);
 void disk_close(int fd);
 
+/* Returns whether the path is in the folder of devices, where a file that is created by mistake
+ * uses memory until the machine restarts. */
+static inline bool disk_path_is_device(const char *path)
+{
+	return strncmp(path, "/dev/", strlen("/dev/")) == 0 &&
+	       strncmp(path, "/dev/shm/", strlen("/dev/shm/")) != 0;
+}
 /* Creates a file of this size that only its owner can access. It contains head, followed by a hole.
  * The operation is atomic and durable: the file appears complete or not at all. Returns -EEXIST if
  * path exists, and does not change it then. */
@@ -128,16 +139,29 @@ GMB_MUST_CHECK int disk_mark_writer(int fd);
 /* Returns -EBUSY if any process, including this one, has a marked open file of the disk, 0 if there
  * is none, or another errno if the filesystem cannot report marks. */
 GMB_MUST_CHECK int disk_check_writers(int fd);
+/* The same for a block device, whose node is the one that the kernel has named. Also returns the
+ * errors of open(). */
+GMB_MUST_CHECK int disk_check_writers_of(dev_t device);
+
+/*
+ * Marks the open file of fd as one through which this process reads or writes. Like the mark of a
+ * writer, it lasts until the last operation has ended. But any number of processes can read a disk,
+ * so disk_check_uses() also has to know whether the process of a mark exists: the process must have
+ * a claim of the disk, for writing or reading, which ends with it. Returns 0, -EOPNOTSUPP if the
+ * filesystem has no such locks or there is no claim, or another errno.
+ */
+GMB_MUST_CHECK int disk_mark_use(int fd);
+/* Returns -EBUSY if a process that does not exist any more has a marked open file of the disk, 0 if
+ * there is none, or another errno if the filesystem cannot report marks. */
+GMB_MUST_CHECK int disk_check_uses(int fd);
+/* Called for a claim for writing that another process has handed over. From now on, it is also a
+ * claim of this process. */
+void disk_adopt_claim(int claim);
 
 /* Fills in *info. The alignments for direct I/O are exact if fd was opened with direct. Otherwise
  * they are reported by the system or guessed. */
 GMB_MUST_CHECK int disk_info(int fd, struct disk_info *info);
 GMB_MUST_CHECK int disk_size(int fd, uint64_t *size);
-
-/* Returns NULL if a read from this disk presumably writes each byte of its memory exactly once, by
- * DMA of the device. Otherwise returns the reason as a clause ("it is a file, ..."). Never NULL for
- * a file. */
-const char *disk_marker_refusal(int fd);
 
 /* Returns the number of free bytes in a file's filesystem; UINT64_MAX: unknown. */
 uint64_t disk_room(int fd);
@@ -202,40 +226,27 @@ GMB_MUST_CHECK int disk_copy(
 /* --- the page cache as memory ---------------------------------------------------------------- */
 
 /*
- * Maps the page cache of a file or block device, so that data can be sent without a copy.
- *
- * Only the kernel may read this memory, as the source of a system call. If the file was truncated
- * or the disk fails, such a system call returns -EFAULT (or a short count, and -EFAULT on the next
- * call). A program that reads the memory itself is then killed. The memory always has the current
- * contents of the file, so a concurrent write may be visible completely or in part. (The rest of
- * the last page of a truncated file is zeroes.)
- *
- * In addition to address space, a map uses 2 MiB of page tables per GiB used recently, at most
- * about 32 MiB for all maps of the process.
- *
- * Views may be used by any thread, also concurrently. The descriptor must stay open.
+ * Shows which data of a file or block device is in the page cache, so that only such data is sent
+ * from there (ring_sendfile_now()). The map uses address space, but neither memory nor page tables:
+ * nothing reads the mapping. Any thread, also concurrently. The descriptor must stay open.
  */
 struct disk_map;
 
 /* Maps the first size bytes (> 0). This reserves only address space. Returns -EPERM if the kernel
  * does not report which pages are cached, because the user neither owns the file nor may write to
- * it; -EOPNOTSUPP if the file is on a network file system or FUSE; -ESTALE if it was opened
- * read-only on overlayfs, which can replace the file by a copy. */
+ * it; -EOPNOTSUPP if the file is on a network file system or FUSE; -ESTALE if it is on overlayfs,
+ * which can replace the file by a copy; -EINVAL if sendfile() would wait for writes to the file
+ * (XFS, unless fd is open for reading only) or is not supported. */
 GMB_MUST_CHECK int disk_map_create(int fd, uint64_t size, struct disk_map **map_out);
-/* Unmaps all memory; no view may be in use. NULL is a no-op. */
+/* NULL is a no-op. */
 void disk_map_destroy(struct disk_map *map);
 
-/* Returns the address of the bytes, which is valid until the map is destroyed, or NULL if some of
- * them are not in the page cache now or are beyond the map. length > 0. Does not wait for the disk.
- * The caller must check that the file still has the bytes. If they are evicted from the cache
- * later, the system call that uses them reads them again and waits. */
-const void *disk_map_view(struct disk_map *map, uint64_t offset, uint64_t length);
+/* Returns whether all these bytes are in the page cache now. length > 0. False beyond the map. Does
+ * not wait for the disk. The file may be shorter than the map. */
+bool disk_map_has(const struct disk_map *map, uint64_t offset, uint64_t length);
 
-/* Returns whether the page with this byte is in the page cache now. False beyond the map. */
-bool disk_map_has(const struct disk_map *map, uint64_t offset);
-
-/* Copies a few bytes from the start of a view that was just returned. Returns false if the disk
- * fails, if the file ends before these bytes, or if the read would have to wait. */
+/* Copies a few bytes from the page cache. Returns false if the disk fails, if the file ends before
+ * these bytes, or if the read would have to wait. */
 bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t count);
 
 /* --- memory that outlives the process -------------------------------------------------------- */
@@ -327,10 +338,10 @@ enum { DISK_WWID_BYTES = 256 };
  */
 GMB_MUST_CHECK int disk_sysfs_wwid(const char *root, dev_t device, char text[DISK_WWID_BYTES]);
 
-enum { DISK_MEMBERS_MAX = 64 };
-/* The disks on which a device is stored. */
+enum { DISK_MEMBERS_MAX = 1024 };
+/* The disks on which a device is stored, or the devices that are stored on a disk. */
 struct disk_members {
-	dev_t disks[DISK_MEMBERS_MAX]; /* different whole devices */
+	dev_t disks[DISK_MEMBERS_MAX]; /* different devices */
 	uint32_t count;
 	bool is_multipath; /* at least one of them is a device of dm-multipath */
 };
@@ -341,6 +352,9 @@ struct disk_members {
  * sysfs cannot be read. root: as above.
  */
 GMB_MUST_CHECK int disk_sysfs_members(const char *root, dev_t device, struct disk_members *out);
+/* Finds the devices that are stored on a disk, in part or as a whole: the disk, its partitions, and
+ * the volumes and arrays on these, at any depth. Errors and root: as above. */
+GMB_MUST_CHECK int disk_sysfs_sharers(const char *root, dev_t disk, struct disk_members *out);
 /* Returns whether the device is a partition of another one. */
 bool disk_sysfs_is_partition(const char *root, dev_t device);
 /* Returns whether the device reports a cache that loses its contents without power. True if this is
@@ -349,11 +363,3 @@ bool disk_sysfs_has_volatile_cache(const char *root, dev_t device);
 
 /* Returns whether the device has a write-zeroes command. */
 bool disk_sysfs_write_zeroes(dev_t device);
-
-/*
- * Returns why reads from this device might write their memory more than once, or why software might
- * write it: a clause for a message ("it is a RAID array, ..."). Returns NULL if the device is a raw
- * NVMe namespace on PCI, a virtio disk, or a partition of one. root: "/sys", or another folder in
- * tests.
- */
-const char *disk_sysfs_marker_refusal(const char *root, dev_t device);

@@ -25,21 +25,9 @@ enum {
 	SECTOR_BYTES = 512,
 	PROBE_BYTES_MAX = 65536,
 	PREFERRED_BYTES_MAX = 1 << 20,
-	/* limit on tries, with CLAIM_PAUSE_NS between two tries: one second in total */
-	CLAIM_TRIES_MAX = 40,
-	CLAIM_PAUSE_NS = 25000000,
 };
 
 #define SECOND_NS INT64_C(1000000000)
-
-/* A write lock on this byte means "a gmblock server writes this file". It is the last byte that a
- * file can have, where no program stores data or sets locks. */
-#define CLAIM_OFFSET (INT64_MAX - 1)
-/* A read lock on this byte means "a gmblock server reads this file". For a block device, the lock
- * is on the device node through which the device was opened. */
-#define READER_OFFSET (INT64_MAX - 2)
-/* A read lock on this byte means "a gmblock server writes through this open file". */
-#define WRITER_OFFSET (INT64_MAX - 3)
 
 /* --- opening ------------------------------------------------------------------------------- */
 
@@ -78,8 +66,7 @@ static int explain_busy(const char *path, struct error *error)
 		path);
 }
 
-static int explain_open(
-	const char *path, bool read_only, bool direct, int code, struct error *error)
+int disk_explain_open(const char *path, bool read_only, bool direct, int code, struct error *error)
 {
 	switch (code) {
 	case ENOENT:
@@ -128,7 +115,7 @@ int disk_open(const char *path, bool read_only, bool direct, int *fd_out, struct
 	/* Checks the kind of file before opening it, because opening a pipe blocks, and opening a
 	 * device can have side effects. */
 	if (stat(path, &status) != 0) {
-		return explain_open(path, read_only, direct, errno, error);
+		return disk_explain_open(path, read_only, direct, errno, error);
 	}
 	result = refuse_kind(path, status.st_mode, error);
 	if (result < 0) {
@@ -138,7 +125,7 @@ int disk_open(const char *path, bool read_only, bool direct, int *fd_out, struct
 		fd = open(path, flags);
 	} while (fd < 0 && errno == EINTR);
 	if (fd < 0) {
-		return explain_open(path, read_only, direct, errno, error);
+		return disk_explain_open(path, read_only, direct, errno, error);
 	}
 	if (fstat(fd, &status) != 0) {
 		result = error_set(error, -errno, "cannot examine '%s': %s", path, strerror(errno));
@@ -243,6 +230,10 @@ int disk_create(
 	int result;
 	int fd;
 
+	if (disk_path_is_device(path) && access(path, F_OK) != 0) {
+		return error_set(error, -ENOENT,
+			"cannot create '%s': there is no such device; check its name", path);
+	}
 	if (asprintf(&draft, "%s.XXXXXX", path) < 0) {
 		return error_set(error, -ENOMEM, "not enough memory to create '%s'", path);
 	}
@@ -259,238 +250,6 @@ int disk_create(
 				 error, result, "cannot create '%s': create its folder first", path)
 		       : error_set(
 				 error, result, "cannot create '%s': %s", path, strerror(-result));
-}
-
-/* --- claiming ------------------------------------------------------------------------------ */
-
-/* A claim is opened for reading and writing. The write lock requires this, and so does discarding:
- * while the claim holds a device, the kernel permits discards only through the claim. */
-static int claim_flags(const struct stat *status)
-{
-	return O_CLOEXEC | O_NOCTTY | O_RDWR | (S_ISBLK(status->st_mode) ? O_EXCL : 0);
-}
-
-static bool is_same_file(const struct stat *a, const struct stat *b)
-{
-	if ((a->st_mode & S_IFMT) != (b->st_mode & S_IFMT)) {
-		return false;
-	}
-	return S_ISBLK(a->st_mode) ? a->st_rdev == b->st_rdev
-				   : a->st_dev == b->st_dev && a->st_ino == b->st_ino;
-}
-
-/* Calls fcntl() for a lock of one byte. order: such as F_OFD_SETLK; F_OFD_GETLK updates *lock. */
-static int lock_ask(int fd, int order, off_t offset, struct flock *lock)
-{
-	int result;
-
-	lock->l_whence = SEEK_SET;
-	lock->l_start = offset;
-	lock->l_len = 1;
-	do {
-		result = fcntl(fd, order, lock);
-	} while (result != 0 && errno == EINTR);
-	return result;
-}
-
-/* Locks one byte. Returns 0, -EBUSY, or another errno if this filesystem has no such locks. The
- * lock belongs to the open file, not to the process, so closing others does not release it. */
-static int lock_byte(int fd, short type, off_t offset)
-{
-	struct flock lock = { .l_type = type };
-	int result = lock_ask(fd, F_OFD_SETLK, offset, &lock);
-
-	if (result == 0) {
-		return 0;
-	}
-	return errno == EAGAIN || errno == EACCES ? -EBUSY : -errno;
-}
-
-/* Opens path again. Returns -ESTALE if path no longer leads to the wanted file. */
-static int open_again(const char *path, int flags, const struct stat *wanted, int *fd_out)
-{
-	struct stat status;
-	int result = 0;
-	int fd;
-
-	do {
-		fd = open(path, flags);
-	} while (fd < 0 && errno == EINTR);
-	if (fd < 0) {
-		return -errno;
-	}
-	if (fstat(fd, &status) != 0) {
-		result = -errno;
-	} else if (!is_same_file(&status, wanted)) {
-		result = -ESTALE;
-	}
-	if (result < 0) {
-		close(fd);
-		return result;
-	}
-	*fd_out = fd;
-	return 0;
-}
-
-/* Tries once to claim the disk. Returns 0 and a descriptor (-1: the filesystem has no locks), or a
- * negative errno. */
-static int claim_once(const char *path, const struct stat *wanted, int *claim_out)
-{
-	int fd;
-	int result = open_again(path, claim_flags(wanted), wanted, &fd);
-
-	if (result < 0) {
-		return result;
-	}
-	if (!S_ISBLK(wanted->st_mode)) {
-		result = lock_byte(fd, F_WRLCK, CLAIM_OFFSET);
-	}
-	if (result < 0) {
-		close(fd);
-		fd = -1;
-	}
-	*claim_out = fd;
-	return result == -EBUSY ? result : 0;
-}
-
-static int explain_claim(const char *path, bool read_only, int result, struct error *error)
-{
-	if (result == -ESTALE) {
-		return error_set(error, result,
-			"'%s' was replaced by another file while it was being opened", path);
-	}
-	return explain_open(path, read_only, false, -result, error);
-}
-
-bool disk_is_frozen(int fd)
-{
-	struct flock lock = { .l_type = F_WRLCK };
-
-	return lock_ask(fd, F_OFD_GETLK, CLAIM_OFFSET, &lock) == 0 && lock.l_type == F_RDLCK;
-}
-
-/* Retries, because a server that was just killed may still hold the disk, and udev opens devices
- * briefly. */
-int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
-{
-	const struct timespec pause = { .tv_nsec = CLAIM_PAUSE_NS };
-	struct stat wanted;
-	int result;
-
-	if (fstat(fd, &wanted) != 0) {
-		return error_set(error, -errno, "cannot examine '%s': %s", path, strerror(errno));
-	}
-	result = claim_once(path, &wanted, claim_out);
-	for (int tries = 1; result == -EBUSY && tries < CLAIM_TRIES_MAX; tries++) {
-		nanosleep(&pause, NULL);
-		result = claim_once(path, &wanted, claim_out);
-	}
-	if (result == -EBUSY && disk_is_frozen(fd)) {
-		return error_advise(error, result, "readonly",
-			"'%s' is the base of an overlay that a gmblock server serves, so it must "
-			"not be written; stop that server",
-			path);
-	}
-	if (result == -EBUSY && !S_ISBLK(wanted.st_mode)) {
-		return error_advise(error, result, "readonly",
-			"'%s' is already served for writing by a gmblock server; stop that server "
-			"(gmblock list --local shows the servers of this machine)",
-			path);
-	}
-	return result < 0 ? explain_claim(path, false, result, error) : 0;
-}
-
-/* Takes a read lock on CLAIM_OFFSET, which excludes the write lock of a claim for writing. Returns
- * -EBUSY if there is such a claim after one second. */
-static int freeze(int claim)
-{
-	const struct timespec pause = { .tv_nsec = CLAIM_PAUSE_NS };
-	int result = lock_byte(claim, F_RDLCK, CLAIM_OFFSET);
-
-	for (int tries = 1; result == -EBUSY && tries < CLAIM_TRIES_MAX; tries++) {
-		nanosleep(&pause, NULL);
-		result = lock_byte(claim, F_RDLCK, CLAIM_OFFSET);
-	}
-	return result;
-}
-
-int disk_claim_reading(const char *path, int fd, bool frozen, int *claim_out, struct error *error)
-{
-	struct stat wanted;
-	int claim;
-	int result;
-
-	if (fstat(fd, &wanted) != 0) {
-		return error_set(error, -errno, "cannot examine '%s': %s", path, strerror(errno));
-	}
-	result = open_again(path, O_RDONLY | O_CLOEXEC | O_NOCTTY, &wanted, &claim);
-	if (result < 0) {
-		return explain_claim(path, true, result, error);
-	}
-	if (frozen && freeze(claim) == -EBUSY) {
-		close(claim);
-		return error_set(error, -EBUSY,
-			"'%s' is served for writing by a gmblock server, but must not change while "
-			"it is the base of an overlay, or a flash store that is served read-only; "
-			"stop that server, or add readonly to the export there",
-			path);
-	}
-	/* Without the lock there is no claim, but reading is permitted: the filesystem might have
-	 * no locks, or another program might have locked the whole file. */
-	if (lock_byte(claim, F_RDLCK, READER_OFFSET) < 0 && !frozen) {
-		close(claim);
-		claim = -1;
-	}
-	*claim_out = claim;
-	return 0;
-}
-
-/* Queries the lock without taking it, so that a server that starts at this moment does not find the
- * byte locked. */
-static bool has_readers(int fd)
-{
-	struct flock lock = { .l_type = F_WRLCK };
-
-	return lock_ask(fd, F_OFD_GETLK, READER_OFFSET, &lock) == 0 && lock.l_type == F_RDLCK;
-}
-
-int disk_check_readers(int fd)
-{
-	const struct timespec pause = { .tv_nsec = CLAIM_PAUSE_NS };
-	bool found = has_readers(fd);
-
-	for (int tries = 1; found && tries < CLAIM_TRIES_MAX; tries++) {
-		nanosleep(&pause, NULL);
-		found = has_readers(fd);
-	}
-	return found ? -EBUSY : 0;
-}
-
-/* Returns an error on remote filesystems. Another machine or a FUSE server manages the locks there,
- * so a lock can end before the last operation in flight. */
-int disk_mark_writer(int fd)
-{
-	return disk_is_remote(fd) ? -EOPNOTSUPP : lock_byte(fd, F_RDLCK, WRITER_OFFSET);
-}
-
-int disk_check_writers(int fd)
-{
-	struct flock lock = { .l_type = F_WRLCK };
-
-	if (disk_is_remote(fd)) {
-		return -EOPNOTSUPP;
-	}
-	if (lock_ask(fd, F_OFD_GETLK, WRITER_OFFSET, &lock) != 0) {
-		return -errno;
-	}
-	if (lock.l_type == F_UNLCK) {
-		return 0;
-	}
-	/* A lock on more than this byte belongs to another program. It is not a mark, but
-	 * F_OFD_GETLK reports it instead of a mark. */
-	return lock.l_type == F_RDLCK && lock.l_start == WRITER_OFFSET && lock.l_len == 1
-		       ? -EBUSY
-		       : -EOPNOTSUPP;
 }
 
 /* --- size ---------------------------------------------------------------------------------- */
@@ -729,20 +488,6 @@ int disk_info(int fd, struct disk_info *info)
 	info->discard_granularity = info->is_block ? sysfs.discard_granularity : 0;
 	info->punches_holes = !info->is_block || sysfs.discards;
 	return 0;
-}
-
-const char *disk_marker_refusal(int fd)
-{
-	struct stat status;
-
-	if (fstat(fd, &status) != 0) {
-		return "the disk cannot be examined";
-	}
-	if (!S_ISBLK(status.st_mode)) {
-		return "the disk is a file, and a filesystem might write to the memory of a read "
-		       "more than once";
-	}
-	return disk_sysfs_marker_refusal("/sys", status.st_rdev);
 }
 
 /* Uses SEEK_DATA and SEEK_HOLE for files. If they are not supported, reports the range as one data

@@ -42,6 +42,7 @@ enum {
 	SCSI_RESERVE_IN = 0x5e,
 	SCSI_TIMEOUT_MS = 10000,
 	SCSI_TYPE_REGISTRANTS = 5,
+	SCSI_TYPE_ALL = 7,
 };
 
 /* --- changes ------------------------------------------------------------------------------- */
@@ -110,11 +111,12 @@ int disk_reserve(int fd, uint64_t key)
 
 /* The kernel passes old_key as the key of this host, and new_key as the one to be preempted. Its
  * documentation has it the other way round. */
-int disk_preempt(int fd, uint64_t other, uint64_t key)
+int disk_preempt(int fd, uint64_t other, uint64_t key, enum disk_reservation_type type)
 {
-	const struct pr_preempt preempt = {
-		.old_key = key, .new_key = other, .type = PR_WRITE_EXCLUSIVE_REG_ONLY
-	};
+	const struct pr_preempt preempt = { .old_key = key,
+		.new_key = other,
+		.type = type == DISK_RESERVATION_ALL ? PR_WRITE_EXCLUSIVE_ALL_REGS
+						     : PR_WRITE_EXCLUSIVE_REG_ONLY };
 
 	return pr_call(fd, IOC_PR_PREEMPT_ABORT, &preempt);
 }
@@ -136,10 +138,12 @@ int disk_clear_reservation(int fd, uint64_t key)
 
 /* --- reading by the kernel's calls --------------------------------------------------------- */
 
-static void set_type(struct disk_reservation *out, uint32_t type, uint32_t registrants)
+static void set_type(
+	struct disk_reservation *out, uint32_t type, uint32_t registrants, uint32_t all)
 {
 	out->type = type == 0		  ? DISK_RESERVATION_NONE
 		    : type == registrants ? DISK_RESERVATION_REGISTRANTS
+		    : type == all	  ? DISK_RESERVATION_ALL
 					  : DISK_RESERVATION_OTHER;
 }
 
@@ -156,7 +160,7 @@ static int read_by_kernel(int fd, struct disk_reservation *out)
 	}
 	out->key_count = result == 0 ? keys.key_count : 0;
 	out->holder = reservation.key;
-	set_type(out, reservation.type, PR_WRITE_EXCLUSIVE_REG_ONLY);
+	set_type(out, reservation.type, PR_WRITE_EXCLUSIVE_REG_ONLY, PR_WRITE_EXCLUSIVE_ALL_REGS);
 	return result;
 }
 
@@ -215,7 +219,7 @@ static int parse_nvme(const uint8_t *bytes, bool extended, struct disk_reservati
 
 	memcpy(&head, bytes, sizeof(head));
 	count = head.count[0] | (uint32_t)head.count[1] << 8;
-	set_type(out, head.type, PR_WRITE_EXCLUSIVE_REG_ONLY);
+	set_type(out, head.type, PR_WRITE_EXCLUSIVE_REG_ONLY, PR_WRITE_EXCLUSIVE_ALL_REGS);
 	for (uint32_t i = 0; i < count && result == 0; i++, at += step) {
 		const uint8_t *entry = bytes + at;
 
@@ -301,7 +305,8 @@ static int read_scsi(int fd, struct disk_reservation *out)
 	result = result ?: ask_scsi(fd, SCSI_READ_RESERVATION, bytes);
 	if (result == 0 && be32_load(bytes + 4) > 0) {
 		out->holder = be64_load(bytes + SCSI_HEAD_BYTES);
-		set_type(out, bytes[SCSI_HEAD_BYTES + SCSI_TYPE_AT] & 0x0f, SCSI_TYPE_REGISTRANTS);
+		set_type(out, bytes[SCSI_HEAD_BYTES + SCSI_TYPE_AT] & 0x0f, SCSI_TYPE_REGISTRANTS,
+			SCSI_TYPE_ALL);
 	}
 	return result;
 }

@@ -29,12 +29,13 @@ enum { DISK_KEYS_MAX = 64 };
 enum disk_reservation_type {
 	DISK_RESERVATION_NONE,
 	DISK_RESERVATION_REGISTRANTS, /* write exclusive, registrants only */
+	DISK_RESERVATION_ALL,	      /* the same, and all registrants are holders */
 	DISK_RESERVATION_OTHER,
 };
 
 struct disk_reservation {
 	enum disk_reservation_type type;
-	uint64_t holder; /* key of the holder; 0: there is none, or all registrants are holders */
+	uint64_t holder; /* key of the holder; 0: there is none; ALL: not significant */
 	uint64_t keys[DISK_KEYS_MAX]; /* a key appears once for each path that has registered it */
 	uint32_t key_count;
 };
@@ -51,8 +52,11 @@ GMB_MUST_CHECK int disk_register_again(int fd, uint64_t key);
  * registered. No-op if this host is the holder. */
 GMB_MUST_CHECK int disk_reserve(int fd, uint64_t key);
 /* Removes the registration of another key, and takes over its reservation if it is the holder. On
- * return, all operations of the other host have ended. */
-GMB_MUST_CHECK int disk_preempt(int fd, uint64_t other, uint64_t key);
+ * return, all operations of the other host have ended. type: REGISTRANTS, or ALL, which can leave
+ * the other key registered. With a reservation of the type ALL, other is 0: removes all other keys,
+ * and changes the type. */
+GMB_MUST_CHECK int disk_preempt(
+	int fd, uint64_t other, uint64_t key, enum disk_reservation_type type);
 /* Gives the reservation back, and stays registered. */
 GMB_MUST_CHECK int disk_release(int fd, uint64_t key);
 /* Removes the reservation and all registrations. (Linux cannot remove a single registration from an

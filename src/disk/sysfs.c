@@ -2,6 +2,8 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
 #include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +14,7 @@
 
 #include "disk/disk.h"
 
-enum { ATTRIBUTE_PATH_BYTES = 256, ATTRIBUTE_TEXT_BYTES = 64, MARKER_CHUNK_BYTES = 4096 };
+enum { ATTRIBUTE_PATH_BYTES = 256, ATTRIBUTE_TEXT_BYTES = 64 };
 
 /* Finds the sysfs folder of the whole device. ROOT/dev/block/M:m is a link to the folder of a
  * device or partition. A partition's folder is inside its device's folder. */
@@ -172,102 +174,6 @@ bool disk_sysfs_write_zeroes(dev_t device)
 	return sysfs_read_number(path, "queue/write_zeroes_max_bytes") != 0;
 }
 
-/* --- how a read's memory is written --------------------------------------------------------- */
-
-static bool exists(const char *device, const char *name)
-{
-	char path[2 * ATTRIBUTE_PATH_BYTES];
-
-	snprintf(path, sizeof(path), "%s/%s", device, name);
-	return access(path, F_OK) == 0;
-}
-
-/* Returns whether the link's target has this name. In sysfs, such links identify drivers. */
-static bool links_to(const char *device, const char *link, const char *name)
-{
-	char path[2 * ATTRIBUTE_PATH_BYTES];
-	char target[ATTRIBUTE_PATH_BYTES];
-	const char *last;
-	ssize_t count;
-
-	snprintf(path, sizeof(path), "%s/%s", device, link);
-	count = readlink(path, target, sizeof(target) - 1);
-	if (count <= 0) {
-		return false;
-	}
-	target[count] = '\0';
-	last = strrchr(target, '/');
-	return strcmp(last != NULL ? last + 1 : target, name) == 0;
-}
-
-static bool is_virtio_disk(const char *device, const char *name)
-{
-	return strncmp(name, "vd", 2) == 0 && links_to(device, "device/driver", "virtio_blk");
-}
-
-/* Returns whether the device is an NVMe namespace whose controller is on PCI. Other controllers
- * transfer data through a network stack. */
-static bool is_local_nvme(const char *device, const char *name)
-{
-	char text[ATTRIBUTE_TEXT_BYTES];
-	unsigned int controller;
-	unsigned int space;
-	int end = 0;
-
-	return sscanf(name, "nvme%un%u%n", &controller, &space, &end) == 2 && name[end] == '\0' &&
-	       sysfs_read_text(device, "device/transport", text, sizeof(text)) &&
-	       strcmp(text, "pcie") == 0;
-}
-
-/* For a message to the user: describes the kind of a device that is not a plain disk. */
-static const char *explain_kind(const char *device)
-{
-	if (exists(device, "dm")) {
-		return "the disk is a device-mapper device, which might write to the memory of a "
-		       "read more than once, as dm-crypt does";
-	}
-	if (exists(device, "md")) {
-		return "the disk is a RAID array, which repeats a read from another member after "
-		       "an error";
-	}
-	if (exists(device, "loop") || strstr(device, "/virtual/block/loop") != NULL) {
-		return "the disk is a loop device, which reads through a filesystem";
-	}
-	if (strstr(device, "/nvme-subsystem/") != NULL) {
-		return "the disk is a multipath NVMe device, which repeats a read over another "
-		       "path after an error";
-	}
-	return "the disk is neither an NVMe device on PCI nor a virtio disk";
-}
-
-const char *disk_sysfs_marker_refusal(const char *root, dev_t device)
-{
-	char path[ATTRIBUTE_PATH_BYTES];
-	char text[ATTRIBUTE_TEXT_BYTES];
-	const char *reason = NULL;
-	const char *name;
-	char *real;
-
-	device_path_in(root, device, path, sizeof(path));
-	real = realpath(path, NULL);
-	if (real == NULL) {
-		return "sysfs does not show the kind of the device";
-	}
-	name = strrchr(real, '/') + 1;
-	if (strstr(real, "/virtual/") != NULL ||
-		(!is_virtio_disk(real, name) && !is_local_nvme(real, name))) {
-		reason = explain_kind(real);
-	} else if (sysfs_read_text(real, "integrity/format", text, sizeof(text)) &&
-		   strcmp(text, "none") != 0) {
-		reason = "the disk has an integrity profile, which can reject a read after its "
-			 "data has arrived";
-	} else if (sysfs_read_number(real, "queue/logical_block_size") > MARKER_CHUNK_BYTES) {
-		reason = "the blocks of the disk are larger than 4 KiB";
-	}
-	free(real);
-	return reason;
-}
-
 bool disk_is_remote(int fd)
 {
 	static const uint32_t types[] = {
@@ -347,7 +253,7 @@ int disk_sysfs_wwid(const char *root, dev_t device, char text[DISK_WWID_BYTES])
 	return -ENODATA;
 }
 
-/* --- the disks below a device ----------------------------------------------------------------- */
+/* --- the disks below a device, and the devices that share a disk ------------------------------ */
 
 enum { LAYERS_MAX = 16 };
 
@@ -381,26 +287,36 @@ static int read_device(const char *path, const char *name, dev_t *device_out)
 	return 0;
 }
 
-static int members_find(const char *root, dev_t device, uint32_t layer, struct disk_members *out);
+typedef int device_fn(const char *root, dev_t device, uint32_t layer, struct disk_members *out);
 
-static int members_below(
-	const char *root, const char *path, uint32_t layer, struct disk_members *out)
+static bool exists(const char *device, const char *name)
 {
-	char slaves[2 * ATTRIBUTE_PATH_BYTES];
+	char path[2 * ATTRIBUTE_PATH_BYTES];
+
+	snprintf(path, sizeof(path), "%s/%s", device, name);
+	return access(path, F_OK) == 0;
+}
+
+/* Calls call() with the next layer for each device in a folder, or only for those that have the
+ * attribute `only`. */
+static int each_device(const char *root, const char *folder, const char *only, uint32_t layer,
+	device_fn *call, struct disk_members *out)
+{
+	char attribute[NAME_MAX + 32];
+	DIR *dir = opendir(folder);
 	struct dirent *entry;
 	int result = 0;
-	dev_t below;
-	DIR *dir;
+	dev_t device;
 
-	snprintf(slaves, sizeof(slaves), "%s/slaves", path);
-	dir = opendir(slaves);
 	if (dir == NULL) {
 		return -EIO;
 	}
 	while (result == 0 && (entry = readdir(dir)) != NULL) {
-		if (entry->d_name[0] != '.') {
-			result = read_device(slaves, entry->d_name, &below)
-					 ?: members_find(root, below, layer + 1, out);
+		snprintf(attribute, sizeof(attribute), "%s/%s", entry->d_name,
+			only != NULL ? only : "dev");
+		if (entry->d_name[0] != '.' && (only == NULL || exists(folder, attribute))) {
+			result = read_device(folder, entry->d_name, &device)
+					 ?: call(root, device, layer + 1, out);
 		}
 	}
 	closedir(dir);
@@ -410,6 +326,7 @@ static int members_below(
 static int members_find(const char *root, dev_t device, uint32_t layer, struct disk_members *out)
 {
 	char path[ATTRIBUTE_PATH_BYTES];
+	char slaves[2 * ATTRIBUTE_PATH_BYTES];
 	char uuid[ATTRIBUTE_TEXT_BYTES];
 	int result = 0;
 
@@ -422,7 +339,8 @@ static int members_find(const char *root, dev_t device, uint32_t layer, struct d
 	} else if (exists(path, "dm")) {
 		if (!sysfs_read_text(path, "dm/uuid", uuid, sizeof(uuid)) ||
 			!begins(uuid, "mpath-")) {
-			return members_below(root, path, layer, out);
+			snprintf(slaves, sizeof(slaves), "%s/slaves", path);
+			return each_device(root, slaves, NULL, layer, members_find, out);
 		}
 		out->is_multipath = true;
 	}
@@ -433,6 +351,61 @@ int disk_sysfs_members(const char *root, dev_t device, struct disk_members *out)
 {
 	*out = (struct disk_members){ 0 };
 	return members_find(root, device, 0, out);
+}
+
+static int sharers_find(const char *root, dev_t device, uint32_t layer, struct disk_members *out)
+{
+	char path[ATTRIBUTE_PATH_BYTES];
+	char holders[2 * ATTRIBUTE_PATH_BYTES];
+
+	if (layer == LAYERS_MAX) {
+		return -E2BIG;
+	}
+	snprintf(path, sizeof(path), "%s/dev/block/%u:%u", root, major(device), minor(device));
+	snprintf(holders, sizeof(holders), "%s/holders", path);
+	return members_add(out, device)
+		       ?: each_device(root, path, "partition", layer, sharers_find, out)
+		       ?: each_device(root, holders, NULL, layer, sharers_find, out);
+}
+
+int disk_sysfs_sharers(const char *root, dev_t disk, struct disk_members *out)
+{
+	*out = (struct disk_members){ 0 };
+	return sharers_find(root, disk, 0, out);
+}
+
+/* Opens the node of a block device, of which the kernel has a name. */
+static int open_node(dev_t device)
+{
+	char path[ATTRIBUTE_PATH_BYTES];
+	char folder[PATH_MAX];
+	char node[NAME_MAX + sizeof("/dev/")];
+	ssize_t count;
+	int fd;
+
+	snprintf(path, sizeof(path), "/sys/dev/block/%u:%u", major(device), minor(device));
+	count = readlink(path, folder, sizeof(folder) - 1);
+	if (count < 0) {
+		return -errno;
+	}
+	folder[count] = '\0';
+	snprintf(node, sizeof(node), "/dev/%s", basename(folder));
+	for (char *at = node; *at != '\0'; at++) {
+		*at = *at == '!' ? '/' : *at; /* a name in sysfs cannot contain '/' */
+	}
+	fd = open(node, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	return fd < 0 ? -errno : fd;
+}
+
+int disk_check_writers_of(dev_t device)
+{
+	int fd = open_node(device);
+	int result = fd < 0 ? fd : disk_check_writers(fd);
+
+	if (fd >= 0) {
+		close(fd);
+	}
+	return result;
 }
 
 bool disk_sysfs_is_partition(const char *root, dev_t device)

@@ -1,10 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "engine/clients.h"
+
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/engine.h"
+struct engine_peer *engine_peer_get(struct engine *engine, const struct peer_identity *identity)
+{
+	struct engine_peer *peer;
+
+	list_for_each(node, &engine->peers)
+	{
+		peer = list_entry(node, struct engine_peer, node);
+		if (memcmp(&peer->identity, identity, sizeof(*identity)) == 0) {
+			peer->session_count++;
+			return peer;
+		}
+	}
+	peer = calloc(1, sizeof(*peer));
+	if (peer != NULL) {
+		peer->identity = *identity;
+		peer->session_count = 1;
+		for (int i = 0; i < NEWCOMER_COUNT; i++) {
+			list_init(&peer->newcomers[i]);
+		}
+		path_peer_init(&peer->path);
+		turn_group_init(&peer->blocked);
+		list_push_front(&engine->peers, &peer->node);
+	}
+	return peer;
+}
+
+void engine_peer_put(struct engine_peer *peer)
+{
+	if (--peer->session_count == 0) {
+		list_remove(&peer->node);
+		free(peer);
+	}
+}
 
 /* Returns the client with this principal. If there is none, returns the client that has had no
  * sessions for the longest time, or NULL. */
@@ -97,6 +131,7 @@ void engine_client_join(struct session *session, const struct takeover_principal
 	}
 	session->of_client = client != NULL ? client : &engine->other_clients;
 	session->of_client->session_count++;
+	session->of_client->part_count += session->is_part;
 	session->client.stats = session->of_client->operations;
 }
 
@@ -108,6 +143,7 @@ void engine_client_leave(struct session *session)
 		return;
 	}
 	session->of_client = NULL;
+	client->part_count -= session->is_part;
 	if (--client->session_count == 0 && client != &session->engine->other_clients) {
 		list_remove(&client->node);
 		list_push_back(&session->engine->clients, &client->node);

@@ -188,7 +188,7 @@ static void engine_copy_request_begin(const struct session_copy *copy, struct pa
 	request->client = &copy->session->client;
 	request->op = op;
 	request->flags = 0;
-	request->hints = (struct store_hints){ .requester = copy->session->peer.id };
+	request->requester = copy->session->peer.id;
 	request->extent_max = copy->extent_max;
 	request->window_bytes = PATH_WINDOW_BYTES;
 	request->ascending = false;

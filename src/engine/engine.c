@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/clients.h"
 #include "engine/lease.h"
 
 void engine_limits_default(struct engine_limits *limits)
@@ -201,43 +202,6 @@ static void finish_drain(struct engine *engine)
 	drained(engine->drained_context);
 }
 
-/* Adds one to the peer's sessions, and creates the peer if necessary. Returns NULL if there is no
- * memory. */
-static struct engine_peer *engine_peer_get(
-	struct engine *engine, const struct peer_identity *identity)
-{
-	struct engine_peer *peer;
-
-	list_for_each(node, &engine->peers)
-	{
-		peer = list_entry(node, struct engine_peer, node);
-		if (memcmp(&peer->identity, identity, sizeof(*identity)) == 0) {
-			peer->session_count++;
-			return peer;
-		}
-	}
-	peer = calloc(1, sizeof(*peer));
-	if (peer != NULL) {
-		peer->identity = *identity;
-		peer->session_count = 1;
-		for (int i = 0; i < NEWCOMER_COUNT; i++) {
-			list_init(&peer->newcomers[i]);
-		}
-		path_peer_init(&peer->path);
-		turn_group_init(&peer->blocked);
-		list_push_front(&engine->peers, &peer->node);
-	}
-	return peer;
-}
-
-static void engine_peer_put(struct engine_peer *peer)
-{
-	if (--peer->session_count == 0) {
-		list_remove(&peer->node);
-		free(peer);
-	}
-}
-
 /* Closes and frees a session if it has no operation in flight, and returns whether it did. Called
  * only at the end of a batch, so that no callback still uses the session. */
 static bool engine_join(struct session *session)
@@ -246,6 +210,7 @@ static bool engine_join(struct session *session)
 	struct engine_export *chosen = session->chosen;
 	struct export *takeover_export = session->takeover_export;
 	struct peer peer = session->peer;
+	bool is_part = session->is_part;
 
 	GMB_ASSERT(session->state == SESSION_TERMINATING);
 	if (!session->kind->join(session)) {
@@ -272,6 +237,11 @@ static bool engine_join(struct session *session)
 	session_rates_leave(session);
 	engine_peer_put(session->of_peer);
 	session->kind->close(session);
+	if (is_part) {
+		engine_export_leave(engine, chosen);
+		engine->part_count--;
+		return true;
+	}
 	if (chosen != NULL) {
 		atomic_fetch_sub_explicit(&chosen->export->connections, 1, memory_order_relaxed);
 		engine_export_leave(engine, chosen);
@@ -303,7 +273,6 @@ static bool join_ending(struct engine *engine)
 static void engine_again_done(struct ring_op *op, int result)
 {
 	GMB_UNUSED(op); /* the work is done at the end of the batch */
-	GMB_UNUSED(result);
 }
 
 /*
@@ -356,7 +325,7 @@ static void engine_batch_end(struct ring_batch_end *end)
 		engine_timer_arm(engine);
 	}
 	ring_waiter_turn(&engine->waiter, engine->counters.requests, path_is_slow(engine->path));
-	if (engine->drained != NULL && engine->counters.sessions == 0) {
+	if (engine->drained != NULL && engine->counters.sessions + engine->part_count == 0) {
 		finish_drain(engine);
 	}
 }
@@ -542,7 +511,7 @@ static void engine_refuse(struct engine *engine, const struct endpoint *endpoint
 	}
 }
 
-static void *service_of(const struct engine *engine, const struct session_kind *kind)
+void *engine_service(const struct engine *engine, const struct session_kind *kind)
 {
 	uint32_t i = 0;
 
@@ -600,7 +569,7 @@ static void begin_session(
 	struct engine *engine, const struct endpoint *endpoint, const struct session_record *record)
 {
 	const struct session_kind *kind = endpoint->kind;
-	void *service = service_of(engine, kind);
+	void *service = engine_service(engine, kind);
 	int rc = -ENOMEM;
 
 	if (engine->draining || engine->counters.sessions >= engine->limits.sessions_max) {
@@ -645,12 +614,12 @@ void engine_adopt(
 int engine_listen(struct engine *engine, const struct session_kind *kind, struct export_uri *uri,
 	const struct engine_door *door, void **listener_out, struct error *error)
 {
-	return kind->listen(service_of(engine, kind), uri, door, listener_out, error);
+	return kind->listen(engine_service(engine, kind), uri, door, listener_out, error);
 }
 
 void engine_listen_end(struct engine *engine, const struct session_kind *kind, void *listener)
 {
-	kind->listen_end(service_of(engine, kind), listener);
+	kind->listen_end(engine_service(engine, kind), listener);
 }
 
 void engine_stop_session(struct session *session, uint64_t deadline_ns)
@@ -734,7 +703,6 @@ static void review_deliver(struct ring *ring, struct ring_message *message)
 	struct session *session =
 		node != NULL ? list_entry(node, struct session, review_node) : NULL;
 
-	GMB_UNUSED(ring);
 	engine->review_posted = false;
 	if (session != NULL && !session->stopping && session->state != SESSION_TERMINATING &&
 		!review->may_stay(review->context, session)) {
@@ -777,13 +745,18 @@ static int create_memory(struct engine *engine, struct error *error)
 		.device_waits = engine->options.device_waits };
 	int rc = arena_ram_create(
 		engine->ring, engine->limits.memory_bytes_max, &engine->arena, error);
+	uint64_t sessions_max; /* with parts */
 
 	if (rc < 0) {
 		return rc;
 	}
 	engine->limits.sessions_max = MIN(
 		engine->limits.sessions_max, engine_sessions_max(engine->limits.memory_bytes_max));
-	arena_reserve(engine->arena, (uint64_t)engine->limits.sessions_max * PATH_RESERVE_BYTES);
+	sessions_max = engine->limits.sessions_max;
+	if (engine->options.part_engine != NULL) {
+		sessions_max += engine_parts_max(&engine->limits);
+	}
+	arena_reserve(engine->arena, sessions_max * PATH_RESERVE_BYTES);
 	path_options.ram = engine->arena;
 	return path_create(&path_options, &engine->path, error);
 }
@@ -832,6 +805,7 @@ int engine_create(
 	engine->stop_due_ns = UINT64_MAX;
 	ring_waiter_init(&engine->waiter, engine->ring, true, options->limits.may_spin);
 	list_init(&engine->sessions);
+	list_init(&engine->parts);
 	list_init(&engine->handshakes);
 	list_init(&engine->lingering);
 	list_init(&engine->dirty_sparse);

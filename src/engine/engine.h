@@ -32,6 +32,7 @@
 #include "base/list.h"
 #include "base/log.h"
 #include "base/place.h"
+#include "base/rights.h"
 #include "engine/export.h"
 #include "engine/limits.h"
 #include "engine/rate_identity.h"
@@ -72,6 +73,12 @@ struct peer {
 	/* Identity from the TLS handshake, set by session_identify(). NULL: no TLS. */
 	struct identity *proved;
 };
+
+/* Returns whether the peer is a process of root or of the server's own user. */
+static inline bool peer_is_trusted(const struct peer *peer)
+{
+	return peer->has_credentials && !rights_is_stranger(peer->credentials.uid);
+}
 
 struct session_kind;
 struct tls_policy;
@@ -203,6 +210,9 @@ struct session_kind {
 	/* the kind's Unix sockets are SOCK_SEQPACKET, not SOCK_STREAM */
 	bool keeps_messages;
 	bool maps_memory; /* maps memory of peers on Unix sockets, see engine_rights() */
+	/* The engine's thread accesses that memory itself. A peer can then hold the thread up, by
+	 * removing memory that is being accessed. */
+	bool holds_thread;
 
 	/* Create and destroy the kind's state in an engine, the `service` of the functions below.
 	 * Both are optional: without them, service is the engine. */
@@ -323,7 +333,8 @@ struct engine_client {
 	/* Escaped, such as "psk alice", "CN=host-a,O=Example", "uid 1000", "10.1.0.7" or
 	 * "2001:db8::/64". */
 	char name[ENGINE_CLIENT_NAME_BYTES];
-	uint32_t session_count;
+	uint32_t session_count; /* with parts of sessions */
+	uint32_t part_count;
 	struct path_stats *operations[STORE_OP_COUNT]; /* see path_client.stats */
 };
 
@@ -388,10 +399,12 @@ struct session {
 	 * kind. */
 	bool lease_done;
 
-	/* Private members. */
 	/* changes need session_lease_admit(); when it is false, the session may change the export
-	 * as far as leases are concerned */
+	 * as far as leases are concerned; read-only for kinds */
 	bool lease_checked;
+
+	/* Private members. */
+	bool is_part;			   /* see part.h */
 	struct lease_holder *lease_holder; /* NULL: none */
 	struct list_node lease_node;	   /* in lease_holder->sessions */
 	char *lease_text;		   /* why the lease was refused; or NULL */
@@ -590,8 +603,10 @@ struct engine_options {
 	/* Leases. Must exist as long as the exports that the engine has served; NULL: clients that
 	 * ask for a lease are refused, and export.one_writer has no effect. */
 	struct lease_book *leases;
-	/* Destinations to which kinds may connect for a client. Must exist as long as the
-	 * engine. */
+	/* Returns the engine for part number `part` (1, 2, ...) of a session of this engine, see
+	 * part.h. NULL: sessions have no parts. */
+	struct engine *(*part_engine)(void *context, uint32_t part);
+	/* Where kinds may connect for a client. Must exist as long as the engine. */
 	const struct place *places;
 	uint32_t place_count;
 	/* Identifies this server process. A client with several connections uses it to check that
@@ -626,7 +641,9 @@ struct engine {
 	uint32_t closing_count;
 	/* requests of struct engine_snapshot to which the store has not replied */
 	uint32_t snapshot_requests;
-	struct list_node sessions;
+	uint32_t part_count;
+	struct list_node parts;	   /* of sessions of other engines, see part.h */
+	struct list_node sessions; /* without parts */
 	struct list_node handshakes;
 	struct list_node lingering;
 	/* Sessions with something to send, see flush_dirty(). The first list: sessions with one
@@ -689,6 +706,9 @@ void engine_release(struct engine *engine);
  * reached, the connection is closed and counted. */
 void engine_accept(struct engine *engine, const struct endpoint *endpoint);
 
+/* Returns the state of a kind in the engine, see session_kind.create(). */
+void *engine_service(const struct engine *engine, const struct session_kind *kind);
+
 /* Adds this engine's counters to *sum. */
 void engine_counters_add(const struct engine *engine, struct engine_counters *sum);
 
@@ -715,12 +735,6 @@ void engine_drain(
 /* For use in src/engine only. */
 /* Removes the session from the queues of its rates. */
 void session_rates_leave(struct session *session);
-/* Add the session to its client in session_choose(), and remove it when the session ends. */
-void engine_client_join(struct session *session, const struct takeover_principal *principal);
-void engine_client_leave(struct session *session);
-void engine_clients_init(struct engine *engine);
-/* Frees all clients, when no session exists. */
-void engine_clients_fini(struct engine *engine);
 /* Returns the size of this engine's quota for an export or identity whose memory limit is
  * memory_max bytes (0: no limit): the engine's share, but at least PATH_WINDOW_BYTES. */
 uint64_t engine_quota_bytes(const struct engine *engine, uint64_t memory_max);

@@ -260,7 +260,6 @@ static void close_done(struct ring_op *op, int result)
 {
 	struct export *export = container_of(op, struct export, close_op);
 
-	GMB_UNUSED(result);
 	export->closing_engine->closing_count--;
 	export_free(export);
 }
@@ -300,18 +299,28 @@ static void store_has_resized(struct store_watch *watch)
 	engine_export_resized(entry->engine, entry->export);
 }
 
-static void store_was_lost(struct store_watch *watch)
+/* Ends the sessions of a list that use the export. */
+static void end_users(
+	struct list_node *sessions, const struct engine_export *entry, const char *reason)
 {
-	struct engine_export *entry = container_of(watch, struct engine_export, watch);
-
-	list_for_each(node, &entry->engine->sessions)
+	list_for_each(node, sessions)
 	{
 		struct session *session = list_entry(node, struct session, node);
 
 		if (session->chosen == entry) {
-			session_terminate(session, "another server has taken over the disk");
+			session_terminate(session, reason);
 		}
 	}
+}
+
+/* Parts end here, too: the message that their session posts to end them is perhaps delivered after
+ * the requests that the disk has refused. */
+static void store_was_lost(struct store_watch *watch)
+{
+	struct engine_export *entry = container_of(watch, struct engine_export, watch);
+
+	end_users(&entry->engine->sessions, entry, "another server has taken over the disk");
+	end_users(&entry->engine->parts, entry, NULL);
 }
 
 /* Called when the store no longer uses entry->watch. Until then the entry could not be freed. */
@@ -476,7 +485,6 @@ static void barrier_done(struct ring_op *op, int result)
 	struct list_node waiting;
 	struct list_node *node;
 
-	GMB_UNUSED(result);
 	list_init(&waiting);
 	while ((node = list_pop_front(&entry->barred)) != NULL) {
 		list_push_back(&waiting, node);
@@ -510,7 +518,6 @@ static void barrier_again(struct ring_op *op, int result)
 {
 	struct engine_export *entry = container_of(op, struct engine_export, barrier_op);
 
-	GMB_UNUSED(result);
 	ring_call(entry->engine->ring, op, barrier_call, barrier_done);
 }
 

@@ -23,8 +23,12 @@ enum {
 	ENGINE_TURN_BYTES = 2 << 20,
 	ENGINE_PAYLOAD_BYTES_MAX = 64 << 20,
 	ENGINE_MEMORY_BYTES_MAX = 128 << 20,
-	/* At most 1/8 of the memory is reserved, one block for each session. */
+	/* At most 1/8 of the memory is reserved, one block for each session; and half as much for
+	 * parts of sessions. */
 	ENGINE_RESERVE_DIVISOR = 8,
+	/* There can be this many times as many sessions as parts of sessions, which have reserved
+	 * blocks of their own. So parts do not take the places of connections. */
+	ENGINE_PARTS_DIVISOR = 2,
 	ENGINE_SESSION_BYTES = ENGINE_RESERVE_DIVISOR * PATH_RESERVE_BYTES,
 	/* The requests of an export can use at most this many times the number of free slots, so
 	 * that a disk that hangs leaves slots for other exports. */
@@ -106,6 +110,12 @@ struct engine_limits {
 static inline uint32_t engine_sessions_max(uint64_t memory_bytes)
 {
 	return (uint32_t)MIN(memory_bytes / ENGINE_SESSION_BYTES, (uint64_t)UINT32_MAX);
+}
+
+/* Returns how many parts of sessions of other engines an engine can have. */
+static inline uint32_t engine_parts_max(const struct engine_limits *limits)
+{
+	return limits->sessions_max / ENGINE_PARTS_DIVISOR;
 }
 
 /* Sets the values for one reactor of a small server. */

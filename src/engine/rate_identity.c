@@ -151,7 +151,8 @@ static struct rate_identity *rate_identity_add(
 }
 
 int rate_identity_get(struct rate_rules *rules, const struct access_subject *subject,
-	const struct takeover_principal *principal, struct rate_identity **identity_out)
+	const struct takeover_principal *principal, bool is_part,
+	struct rate_identity **identity_out)
 {
 	struct rate_identity *identity;
 	uint32_t connections_max;
@@ -171,12 +172,14 @@ int rate_identity_get(struct rate_rules *rules, const struct access_subject *sub
 	}
 	if (identity == NULL) {
 		rc = -ENOMEM;
-	} else if (connections_max != 0 && identity->session_count >= connections_max) {
+	} else if (!is_part && connections_max != 0 &&
+		   identity->session_count - identity->part_count >= connections_max) {
 		rc = -EUSERS;
 	} else {
 		rules->identity_counts[rule - 1] += identity->session_count == 0;
 		list_remove(&identity->idle_node);
 		identity->session_count++;
+		identity->part_count += is_part;
 		*identity_out = identity;
 	}
 	pthread_mutex_unlock(&rules->lock);
@@ -199,13 +202,15 @@ static void forget_some(struct rate_rules *rules, uint64_t now_ns)
 	}
 }
 
-void rate_identity_put(struct rate_rules *rules, struct rate_identity *identity, uint64_t now_ns)
+void rate_identity_put(
+	struct rate_rules *rules, struct rate_identity *identity, bool is_part, uint64_t now_ns)
 {
 	if (identity == NULL) {
 		return;
 	}
 	pthread_mutex_lock(&rules->lock);
 	GMB_ASSERT(identity->session_count > 0);
+	identity->part_count -= is_part;
 	if (--identity->session_count == 0) {
 		rules->identity_counts[identity->rule]--;
 		list_push_back(&rules->idle, &identity->idle_node);

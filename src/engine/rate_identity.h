@@ -42,7 +42,8 @@ struct rate_identity {
 	struct takeover_principal principal;
 	_Atomic uint64_t memory_max; /* memory_max of the identity's rule */
 	uint32_t rule;
-	uint32_t session_count;
+	uint32_t session_count; /* with parts of sessions */
+	uint32_t part_count;
 };
 
 /* Creates rules with copies of all arguments. conditions: one for each rule; the rights in them are
@@ -53,13 +54,15 @@ GMB_MUST_CHECK int rate_rules_create(const struct access_rule *conditions,
 void rate_rules_destroy(struct rate_rules *rules);
 
 /* Called for a session that has chosen an export: sets *identity_out to its identity, or to NULL if
- * no rule matches. rules can be NULL. Returns 0, -EUSERS if the identity has reached its connection
- * limit, or -ENOMEM. */
+ * no rule matches. rules can be NULL. is_part: it is a part of a session, which is not counted as a
+ * connection. Returns 0, -EUSERS if the identity has reached its connection limit, or -ENOMEM. */
 GMB_MUST_CHECK int rate_identity_get(struct rate_rules *rules, const struct access_subject *subject,
-	const struct takeover_principal *principal, struct rate_identity **identity_out);
+	const struct takeover_principal *principal, bool is_part,
+	struct rate_identity **identity_out);
 /* Called when a session of the identity has ended. If no session of the identity is left on that
  * engine, the engine must already have destroyed the identity's queue. NULL is a no-op. */
-void rate_identity_put(struct rate_rules *rules, struct rate_identity *identity, uint64_t now_ns);
+void rate_identity_put(
+	struct rate_rules *rules, struct rate_identity *identity, bool is_part, uint64_t now_ns);
 
 /* Returns the number of rules; 0 if rules is NULL. */
 uint32_t rate_rules_count(const struct rate_rules *rules);

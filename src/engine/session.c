@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "engine/clients.h"
 #include "engine/lease.h"
+#include "engine/part.h"
 
 static const uint32_t session_edges[SESSION_STATE_COUNT] = {
 	[SESSION_NEGOTIATING] =
@@ -181,30 +183,39 @@ static void rate_ready(struct rate_member *member)
 	}
 }
 
-void session_init(struct session *session, struct engine *engine, const struct endpoint *endpoint)
+/* Initializes the members that do not depend on how the session begins. */
+static void session_prepare(
+	struct session *session, struct engine *engine, struct engine_peer *of_peer)
 {
-	session->kind = endpoint->kind;
 	session->engine = engine;
-	session->peer = endpoint->peer;
-	session->tls = endpoint->tls;
 	session->member = (struct takeover_member){
 		.ring = engine->ring,
-		.principal = principal_of(&endpoint->peer),
+		.principal = principal_of(&session->peer),
 		.end = member_end,
 		.wake = member_wake,
 	};
 	list_init(&session->dirty_node);
-	session->of_peer = engine->accepted_peer;
-	session->of_peer->session_count++;
+	session->of_peer = of_peer;
 	session->export_inflight_count = &engine->inflight_without_export;
-	turn_init(&session->blocked_turn, &session->of_peer->blocked);
+	turn_init(&session->blocked_turn, &of_peer->blocked);
 	rate_member_init(&session->rate, rate_ready);
-	path_client_init(&session->client, engine->path, &session->of_peer->path);
+	path_client_init(&session->client, engine->path, &of_peer->path);
+	list_init(&session->node);
+	list_init(&session->deadline_node);
 	list_init(&session->ending_node);
 	list_init(&session->barred_node);
 	list_init(&session->lease_node);
 	list_init(&session->review_node);
 	session->progress_ns = ring_now_ns(engine->ring);
+}
+
+void session_init(struct session *session, struct engine *engine, const struct endpoint *endpoint)
+{
+	session->kind = endpoint->kind;
+	session->peer = endpoint->peer;
+	session->tls = endpoint->tls;
+	engine->accepted_peer->session_count++;
+	session_prepare(session, engine, engine->accepted_peer);
 	session->deadline_ns = session->progress_ns + engine->limits.handshake_timeout_ns;
 	session->state = SESSION_NEGOTIATING;
 	list_push_back(&engine->sessions, &session->node);
@@ -217,12 +228,6 @@ void session_init(struct session *session, struct engine *engine, const struct e
 }
 
 /* --- rights ---------------------------------------------------------------------------------- */
-
-static bool is_own_user(const struct peer *peer)
-{
-	return peer->has_credentials &&
-	       (peer->credentials.uid == 0 || peer->credentials.uid == geteuid());
-}
 
 struct access_subject session_subject(const struct session *session)
 {
@@ -253,7 +258,8 @@ static uint32_t decide(const struct session *session, const struct export *expor
 	if (access != NULL) {
 		verdict = access_look(access, &subject);
 		verdict.rights &= ENGINE_RIGHT_READ | ENGINE_RIGHT_WRITE;
-	} else if (session->kind->maps_memory && peer->family == AF_UNIX && !is_own_user(peer)) {
+	} else if (session->kind->maps_memory && peer->family == AF_UNIX &&
+		   !peer_is_trusted(peer)) {
 		verdict.rights = 0;
 		verdict.origin = "different user, and no access rules";
 	}
@@ -338,8 +344,10 @@ uint64_t engine_quota_bytes(const struct engine *engine, uint64_t memory_max)
  * identity. If there is no memory, drops the reference and returns NULL. A linear search is
  * sufficient, because the list is not longer than the list of sessions, and is searched once per
  * connection. */
-static struct engine_identity *identity_entry(struct engine *engine, struct rate_identity *identity)
+static struct engine_identity *identity_entry(
+	const struct session *session, struct rate_identity *identity)
 {
+	struct engine *engine = session->engine;
 	struct engine_identity *entry;
 
 	list_for_each(node, &engine->rate_identities)
@@ -352,8 +360,8 @@ static struct engine_identity *identity_entry(struct engine *engine, struct rate
 	}
 	entry = calloc(1, sizeof(*entry));
 	if (entry == NULL) {
-		rate_identity_put(
-			engine->options.rate_rules, identity, ring_batch_ns(engine->ring));
+		rate_identity_put(engine->options.rate_rules, identity, session->is_part,
+			ring_batch_ns(engine->ring));
 		return NULL;
 	}
 	entry->identity = identity;
@@ -376,7 +384,7 @@ void session_rates_leave(struct session *session)
 		list_remove(&entry->node);
 		free(entry);
 	}
-	rate_identity_put(session->engine->options.rate_rules, identity,
+	rate_identity_put(session->engine->options.rate_rules, identity, session->is_part,
 		ring_batch_ns(session->engine->ring));
 	session->of_identity = NULL;
 }
@@ -413,9 +421,10 @@ static int engine_session_join_rates(struct session *session, struct engine_expo
 	struct rate_identity *identity;
 	int rc;
 
-	rc = rate_identity_get(engine->options.rate_rules, &subject, principal, &identity);
+	rc = rate_identity_get(
+		engine->options.rate_rules, &subject, principal, session->is_part, &identity);
 	if (rc == 0 && identity != NULL) {
-		session->of_identity = identity_entry(engine, identity);
+		session->of_identity = identity_entry(session, identity);
 		rc = session->of_identity == NULL
 			     ? -ENOMEM
 			     : rate_join(&session->rate, RATE_IDENTITY, &session->of_identity->rate,
@@ -492,8 +501,8 @@ static int choose_check(struct session *session, struct engine_export *entry, ui
 						     : engine_export_barrier(entry, session);
 }
 
-/* Takes the lease, last: a client that is refused for another reason has none, and has taken it
- * from nobody. */
+/* Takes the lease. This is the last check, so a client that is refused for another reason does not
+ * take the lease from its holder. */
 static int choose_lease(struct session *session, struct engine_export *entry, uint32_t rights)
 {
 	int rc = session_lease_take(session, entry->export, rights);
@@ -529,6 +538,26 @@ static void choose_quit(struct session *session, struct engine_export *entry)
 	atomic_fetch_sub_explicit(&entry->export->connections, 1, memory_order_relaxed);
 }
 
+/* Makes the session, which has joined the rates, one of the users of the export. */
+static void session_use(struct session *session, struct engine_export *entry,
+	const struct takeover_principal *principal, uint32_t rights)
+{
+	engine_client_join(session, principal);
+	engine_node_join(session);
+	path_client_join(&session->client, PATH_QUOTA_EXPORT, &entry->memory);
+	if (session->of_identity != NULL) {
+		path_client_join(
+			&session->client, PATH_QUOTA_IDENTITY, &session->of_identity->memory);
+	}
+	entry->session_count++;
+	session->chosen = entry;
+	session->export_inflight_count = &entry->inflight_count;
+	session->export = entry->export;
+	session->path_export = &entry->path;
+	session->rights = rights;
+	session->export_bytes = store_size(entry->export->store);
+}
+
 int session_choose(struct session *session, struct engine_export *entry)
 {
 	struct export *export = entry->export;
@@ -551,20 +580,53 @@ int session_choose(struct session *session, struct engine_export *entry)
 		}
 		return rc;
 	}
-	engine_client_join(session, &principal);
-	engine_node_join(session);
-	path_client_join(&session->client, PATH_QUOTA_EXPORT, &entry->memory);
-	if (session->of_identity != NULL) {
-		path_client_join(
-			&session->client, PATH_QUOTA_IDENTITY, &session->of_identity->memory);
+	session_use(session, entry, &principal, rights);
+	return 0;
+}
+
+struct engine *session_part_engine(const struct session *session, uint32_t part)
+{
+	const struct engine_options *options = &session->engine->options;
+
+	return options->part_engine != NULL ? options->part_engine(options->context, part) : NULL;
+}
+
+int engine_part_begin(struct engine *engine, struct session *part)
+{
+	const struct export *export = part->export;
+	struct engine_export *entry = engine_export_find(engine, export->name, export->name_bytes);
+	struct takeover_principal principal = counted_principal(&part->peer);
+	struct engine_peer *of_peer;
+	int rc;
+
+	if (engine->draining) {
+		return -ESHUTDOWN;
 	}
-	entry->session_count++;
-	session->chosen = entry;
-	session->export_inflight_count = &entry->inflight_count;
-	session->export = export;
-	session->path_export = &entry->path;
-	session->rights = rights;
-	session->export_bytes = store_size(export->store);
+	if (entry == NULL || entry->export != export) {
+		return -ENOENT;
+	}
+	if (store_is_lost(export->store)) {
+		return -ESTALE;
+	}
+	if (engine->part_count >= engine_parts_max(&engine->limits)) {
+		return -EUSERS;
+	}
+	of_peer = engine_peer_get(engine, &part->peer.identity);
+	if (of_peer == NULL) {
+		return -ENOMEM;
+	}
+	part->is_part = true;
+	session_prepare(part, engine, of_peer);
+	rc = engine_session_join_rates(part, entry, &principal);
+	if (rc < 0) {
+		path_client_fini(&part->client);
+		engine_peer_put(of_peer);
+		return rc;
+	}
+	session_use(part, entry, &principal, part->rights);
+	part->state = SESSION_READY; /* the first state of a part */
+	list_push_back(&engine->parts, &part->node);
+	engine->part_count++;
 	return 0;
 }
 

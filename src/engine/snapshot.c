@@ -59,7 +59,6 @@ static void deleted(struct ring *ring, struct ring_message *message)
 	const struct store_snapshot_request *request = &snapshot->request;
 	char shown[SHOWN_BYTES];
 
-	GMB_UNUSED(ring);
 	snapshot->of->engine->snapshot_requests--;
 	if (request->result < 0 && request->result != -ENOENT) {
 		log_warning("cannot delete the snapshot '%s' of a push job; it remains until "
@@ -131,7 +130,6 @@ static void engine_snapshot_made(struct ring *ring, struct ring_message *message
 	struct error error = snapshot->request.error;
 	int result = snapshot->request.result;
 
-	GMB_UNUSED(ring);
 	snapshot->of->engine->snapshot_requests--;
 	engine_snapshot_set_state(
 		snapshot, result == 0 ? ENGINE_SNAPSHOT_MADE : ENGINE_SNAPSHOT_NONE);

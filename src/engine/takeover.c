@@ -9,7 +9,6 @@ static void end_deliver(struct ring *ring, struct ring_message *message)
 {
 	struct takeover_member *member = container_of(message, struct takeover_member, end_message);
 
-	GMB_UNUSED(ring);
 	pthread_mutex_lock(&member->takeover->lock);
 	member->end_posted = false;
 	pthread_mutex_unlock(&member->takeover->lock);
@@ -21,7 +20,6 @@ static void takeover_wake_deliver(struct ring *ring, struct ring_message *messag
 	struct takeover_member *member =
 		container_of(message, struct takeover_member, wake_message);
 
-	GMB_UNUSED(ring);
 	pthread_mutex_lock(&member->takeover->lock);
 	member->wake_posted = false;
 	pthread_mutex_unlock(&member->takeover->lock);
@@ -38,7 +36,8 @@ static struct takeover_member *takeover_find(const struct takeover *takeover,
 
 	*found_out = TAKEOVER_NOBODY;
 	for (; member != NULL; member = member->next) {
-		if (member == self || member->token_bytes != bytes ||
+		/* One that waits for this member ends it, and must not be ended by it. */
+		if (member == self || member->waits_for == self || member->token_bytes != bytes ||
 			memcmp(member->token, token, bytes) != 0) {
 			continue;
 		}
@@ -98,11 +97,14 @@ enum takeover_found takeover_replace(struct takeover *takeover, struct takeover_
 	enum takeover_found found;
 	struct takeover_member *old;
 
-	GMB_ASSERT(member->waits_for == NULL);
 	if (member->takeover != NULL && member->takeover != takeover) {
 		return TAKEOVER_NOBODY;
 	}
 	pthread_mutex_lock(&takeover->lock);
+	if (member->waits_for != NULL || member->wake_posted) {
+		pthread_mutex_unlock(&takeover->lock);
+		return TAKEOVER_OWN; /* wake() follows; its message must not be posted twice */
+	}
 	old = takeover_find(takeover, member, token, bytes, &found);
 	if (old != NULL) {
 		/* Set even if the member has no token: takeover_give_up() uses it to find the

@@ -57,6 +57,9 @@ struct takeover_member {
 	/* called when the replaced connection has ended */
 	void (*wake)(struct takeover_member *member);
 
+	char token[TAKEOVER_TOKEN_BYTES_MAX]; /* read-only for the owner */
+	uint32_t token_bytes;		      /* 0: none */
+
 	/* Private members. */
 	struct takeover *takeover;
 	struct takeover_member *next;
@@ -68,8 +71,6 @@ struct takeover_member {
 	bool joined;
 	bool end_posted;
 	bool wake_posted;
-	char token[TAKEOVER_TOKEN_BYTES_MAX];
-	uint32_t token_bytes;
 };
 
 /* Sets the token of a connection. No effect on a member with a token or in another group. */
@@ -84,7 +85,8 @@ enum takeover_found {
 	TAKEOVER_OWN,
 };
 
-/* Ends the connection with that token and the same principal, if there is one. */
+/* Ends another connection with that token and the same principal, if there is one. Until wake() is
+ * called for the one before, only returns TAKEOVER_OWN. */
 GMB_MUST_CHECK enum takeover_found takeover_replace(struct takeover *takeover,
 	struct takeover_member *member, const uint8_t *token, uint32_t bytes);
 

@@ -153,8 +153,6 @@ static ssize_t msg_sendv(struct fid_ep *fid, const struct iovec *iov, void **des
 		.flags = tx_flags(fid, 0),
 	};
 
-	GMB_UNUSED(desc);
-	GMB_UNUSED(dest);
 	return fi_calls_submit(fid, &request);
 }
 
@@ -163,7 +161,6 @@ static ssize_t msg_send(struct fid_ep *fid, const void *buffer, size_t bytes, vo
 {
 	const struct iovec iov = { (void *)(uintptr_t)buffer, bytes };
 
-	GMB_UNUSED(desc);
 	return msg_sendv(fid, &iov, NULL, 1, dest, context);
 }
 
@@ -191,8 +188,6 @@ static ssize_t msg_senddata(struct fid_ep *fid, const void *buffer, size_t bytes
 		.flags = tx_flags(fid, FI_REMOTE_CQ_DATA),
 	};
 
-	GMB_UNUSED(desc);
-	GMB_UNUSED(dest);
 	return submit_buffer(fid, buffer, bytes, request);
 }
 
@@ -200,7 +195,6 @@ static ssize_t msg_inject(struct fid_ep *fid, const void *buffer, size_t bytes, 
 {
 	const struct request request = { .kind = PROV_RECORD_SEND, .inject = true };
 
-	GMB_UNUSED(dest);
 	return submit_buffer(fid, buffer, bytes, request);
 }
 
@@ -214,7 +208,6 @@ static ssize_t msg_injectdata(
 		.inject = true,
 	};
 
-	GMB_UNUSED(dest);
 	return submit_buffer(fid, buffer, bytes, request);
 }
 
@@ -268,8 +261,6 @@ static ssize_t post_locked(
 static ssize_t msg_recvv(struct fid_ep *fid, const struct iovec *iov, void **desc, size_t count,
 	fi_addr_t src, void *context)
 {
-	GMB_UNUSED(desc);
-	GMB_UNUSED(src);
 	return post_locked(
 		fid, iov, count, context, container_of(fid, struct prov_ep, ep)->rx_flags);
 }
@@ -279,7 +270,6 @@ static ssize_t msg_recv(
 {
 	const struct iovec iov = { buffer, bytes };
 
-	GMB_UNUSED(desc);
 	return msg_recvv(fid, &iov, NULL, 1, src, context);
 }
 
@@ -342,8 +332,6 @@ static ssize_t rma_message(struct fid_ep *fid, enum prov_record_kind kind,
 static ssize_t rma_readv(struct fid_ep *fid, const struct iovec *iov, void **desc, size_t count,
 	fi_addr_t src, uint64_t address, uint64_t key, void *context)
 {
-	GMB_UNUSED(desc);
-	GMB_UNUSED(src);
 	return rma_vector(fid, PROV_RECORD_READ, iov, count, address, key, context);
 }
 
@@ -352,7 +340,6 @@ static ssize_t rma_read(struct fid_ep *fid, void *buffer, size_t bytes, void *de
 {
 	const struct iovec iov = { buffer, bytes };
 
-	GMB_UNUSED(desc);
 	return rma_readv(fid, &iov, NULL, 1, src, address, key, context);
 }
 
@@ -364,8 +351,6 @@ static ssize_t rma_readmsg(struct fid_ep *fid, const struct fi_msg_rma *msg, uin
 static ssize_t rma_writev(struct fid_ep *fid, const struct iovec *iov, void **desc, size_t count,
 	fi_addr_t dest, uint64_t address, uint64_t key, void *context)
 {
-	GMB_UNUSED(desc);
-	GMB_UNUSED(dest);
 	return rma_vector(fid, PROV_RECORD_WRITE, iov, count, address, key, context);
 }
 
@@ -374,7 +359,6 @@ static ssize_t rma_write(struct fid_ep *fid, const void *buffer, size_t bytes, v
 {
 	const struct iovec iov = { (void *)(uintptr_t)buffer, bytes };
 
-	GMB_UNUSED(desc);
 	return rma_writev(fid, &iov, NULL, 1, dest, address, key, context);
 }
 
@@ -395,8 +379,6 @@ static ssize_t rma_writedata(struct fid_ep *fid, const void *buffer, size_t byte
 		.flags = tx_flags(fid, FI_REMOTE_CQ_DATA),
 	};
 
-	GMB_UNUSED(desc);
-	GMB_UNUSED(dest);
 	return submit_buffer(fid, buffer, bytes, request);
 }
 
@@ -412,7 +394,6 @@ static ssize_t rma_inject_writedata(struct fid_ep *fid, const void *buffer, size
 		.inject = true,
 	};
 
-	GMB_UNUSED(dest);
 	return submit_buffer(fid, buffer, bytes, request);
 }
 
@@ -426,7 +407,6 @@ static ssize_t rma_inject(struct fid_ep *fid, const void *buffer, size_t bytes, 
 		.inject = true,
 	};
 
-	GMB_UNUSED(dest);
 	return submit_buffer(fid, buffer, bytes, request);
 }
 

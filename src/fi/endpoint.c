@@ -114,7 +114,6 @@ static int copy_address(void *to, size_t *bytes, const union prov_address *addre
 
 static int any_getopt(fid_t fid, int level, int name, void *value, size_t *bytes)
 {
-	GMB_UNUSED(fid);
 	if (level != FI_OPT_ENDPOINT || name != FI_OPT_CM_DATA_SIZE) {
 		return -FI_ENOPROTOOPT;
 	}
@@ -128,11 +127,6 @@ static int any_getopt(fid_t fid, int level, int name, void *value, size_t *bytes
 
 static int any_setopt(fid_t fid, int level, int name, const void *value, size_t bytes)
 {
-	GMB_UNUSED(fid);
-	GMB_UNUSED(level);
-	GMB_UNUSED(name);
-	GMB_UNUSED(value);
-	GMB_UNUSED(bytes);
 	return -FI_ENOPROTOOPT;
 }
 
@@ -668,7 +662,6 @@ static int ep_shutdown(struct fid_ep *fid, uint64_t flags)
 	struct prov_ep *ep = container_of(fid, struct prov_ep, ep);
 	int result = 0;
 
-	GMB_UNUSED(flags);
 	prov_lock(ep->fabric);
 	if (ep->state == PROV_EP_CONNECTED || ep->state == PROV_EP_DRAINING) {
 		prov_ep_end(ep, FI_ECANCELED);
@@ -766,7 +759,6 @@ static int ep_control(struct fid *fid, int command, void *arg)
 	struct prov_ep *ep = container_of(fid, struct prov_ep, ep.fid);
 	int result = 0;
 
-	GMB_UNUSED(arg);
 	if (command != FI_ENABLE) {
 		return -FI_ENOSYS;
 	}

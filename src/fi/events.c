@@ -429,8 +429,6 @@ static const char *events_describe(int error, char *buffer, size_t bytes)
 static const char *eq_strerror(
 	struct fid_eq *fid, int error, const void *data, char *buffer, size_t bytes)
 {
-	GMB_UNUSED(fid);
-	GMB_UNUSED(data);
 	return events_describe(error, buffer, bytes);
 }
 
@@ -672,7 +670,6 @@ static ssize_t cq_sreadfrom(struct fid_cq *fid, void *buffer, size_t count, fi_a
 	const struct cq_read read = { buffer, count, addresses };
 	const struct events_look look = { cq_take, cq, &read };
 
-	GMB_UNUSED(condition);
 	return events_wait_for(&cq->wait, timeout, &look);
 }
 
@@ -725,8 +722,6 @@ static int cq_signal(struct fid_cq *fid)
 static const char *cq_strerror(
 	struct fid_cq *fid, int error, const void *data, char *buffer, size_t bytes)
 {
-	GMB_UNUSED(fid);
-	GMB_UNUSED(data);
 	return events_describe(error, buffer, bytes);
 }
 

@@ -6,7 +6,6 @@
 #include "fi/provider.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum {
 	EVENTS_BATCH = 16,
@@ -219,7 +218,8 @@ static void watch_forks(void)
 	}
 }
 
-int prov_fabric_open(struct fi_fabric_attr *attr, struct fid_fabric **fabric_out, void *context)
+static int prov_fabric_open(
+	struct fi_fabric_attr *attr, struct fid_fabric **fabric_out, void *context)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	const struct clan_queue_options options = {

@@ -233,11 +233,6 @@ static struct fi_ops domain_fid_ops = {
 static int no_atomic(struct fid_domain *domain, enum fi_datatype type, enum fi_op op,
 	struct fi_atomic_attr *attr, uint64_t flags)
 {
-	GMB_UNUSED(domain);
-	GMB_UNUSED(type);
-	GMB_UNUSED(op);
-	GMB_UNUSED(attr);
-	GMB_UNUSED(flags);
 	return -FI_EOPNOTSUPP;
 }
 
@@ -260,7 +255,6 @@ int prov_domain_open(
 	struct prov_fabric *fabric = container_of(fid, struct prov_fabric, fabric);
 	struct prov_domain *domain;
 
-	GMB_UNUSED(info);
 	domain = calloc(1, sizeof(*domain));
 	if (domain == NULL) {
 		return -FI_ENOMEM;

@@ -146,8 +146,6 @@ static inline void prov_leave(struct prov_fabric *fabric)
 	prov_unlock(fabric);
 }
 
-int prov_fabric_open(struct fi_fabric_attr *attr, struct fid_fabric **fabric_out, void *context);
-
 /* Closes a connection of clan. No more of its events are reported to the program. */
 void prov_conn_close(struct prov_fabric *fabric, struct clan_conn *conn);
 

@@ -2,7 +2,6 @@
 #include "gmb/wire.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/bytes.h"

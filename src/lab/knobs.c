@@ -9,66 +9,35 @@
 
 enum { PARTS_STEP = 4096, PARTS_MAX = 1 << 20 };
 
-enum knobs_progress { KNOBS_AS_IT_IS, KNOBS_COMPLETION, KNOBS_COUNTER };
-
 struct knobs_config {
 	uint64_t part_bytes;
-	uint32_t progress; /* enum knobs_progress */
-	uint32_t policy;   /* enum gc_policy */
+	uint32_t policy; /* enum gc_policy */
 	bool has_policy;
 	bool has_device_cpu;
 	bool device_cpu;
-	uint32_t cold_percent;
-	bool has_cold_percent; /* the default depends on the policy */
 };
 
 static void knobs_submit(struct store_queue *queue, struct store_part *part)
 {
-	GMB_UNUSED(queue);
 	store_forward(part);
 }
 
 /* --- opening --------------------------------------------------------------------------------- */
 
-static int knobs_progress(struct store *base, const struct store_options *options,
-	enum knobs_progress progress, struct error *error)
-{
-	bool is_memory = true;
-
-	for (struct store *store = base->inner; store != NULL; store = store->inner) {
-		is_memory = store->ops == memory_store_kind.ops;
-	}
-	if (progress == KNOBS_COMPLETION) {
-		base->info.has_progress = false;
-	} else if (progress == KNOBS_COUNTER && !base->info.has_progress) {
-		if (!is_memory || strcmp(base->info.kind, "memory") != 0) {
-			return error_set(error, -EOPNOTSUPP,
-				"'%s' cannot count the progress of a read: progress=counter "
-				"requires memory:SIZE or the key pace; omit progress",
-				options->path);
-		}
-		base->info.has_progress = true;
-	}
-	return 0;
-}
-
 static int knobs_gc(struct store *base, const struct store_options *options,
 	const struct knobs_config *config, struct error *error)
 {
-	const struct gc_rule *rule = gc_rules[config->policy];
 	struct store *store = base->inner;
 
-	if (!config->has_policy && !config->has_cold_percent) {
+	if (!config->has_policy) {
 		return 0;
 	}
 	while (store->inner != NULL) {
 		store = store->inner;
 	}
-	if (!flash_store_set_rule(store, rule,
-		    config->has_cold_percent ? config->cold_percent : rule->cold_percent)) {
+	if (!flash_store_set_rule(store, gc_rules[config->policy])) {
 		return error_set(error, -EINVAL,
-			"'%s': the keys gc and cold are only for disks whose path begins with "
-			"flash:",
+			"'%s': the key gc is only for disks whose path begins with flash:",
 			options->path);
 	}
 	return 0;
@@ -80,9 +49,8 @@ static int knobs_open(struct store *base, const struct store_options *options,
 	const struct knobs_config *config = config_bytes;
 	bool has_device =
 		options->read_mode == STORE_MODE_DEVICE || options->write_mode == STORE_MODE_DEVICE;
-	int result = knobs_progress(base, options, (enum knobs_progress)config->progress, error);
+	int result = knobs_gc(base, options, config, error);
 
-	result = result ?: knobs_gc(base, options, config, error);
 	if (result == 0 && config->has_device_cpu && !has_device) {
 		result = error_set(error, -EINVAL,
 			"'%s': the key device-cpu has no effect here: neither mode nor write-mode "
@@ -107,17 +75,6 @@ static int set_parts(void *config_bytes, const char *value, struct error *error)
 			error, -ERANGE, "'%s' is not a size from 4K to 1M in steps of 4K", value);
 	}
 	return result;
-}
-
-static int set_progress(void *config_bytes, const char *value, struct error *error)
-{
-	struct knobs_config *config = config_bytes;
-
-	if (strcmp(value, "completion") != 0 && strcmp(value, "counter") != 0) {
-		return error_set(error, -EINVAL, "the value must be 'completion' or 'counter'");
-	}
-	config->progress = strcmp(value, "counter") == 0 ? KNOBS_COUNTER : KNOBS_COMPLETION;
-	return 0;
 }
 
 static int set_device_cpu(void *config_bytes, const char *value, struct error *error)
@@ -145,23 +102,11 @@ static int set_gc(void *config_bytes, const char *value, struct error *error)
 	return error_set(error, -EINVAL, "the value must be 'auto', 'paper', 'plain' or 'greedy'");
 }
 
-static int set_cold(void *config_bytes, const char *value, struct error *error)
-{
-	struct knobs_config *config = config_bytes;
-
-	config->has_cold_percent = true;
-	return units_parse_count(value, 0, 100, &config->cold_percent, error);
-}
-
 #define AT(first, last) FIELD_AT(struct knobs_config, first, last)
 
 static const struct field knobs_options[] = {
 	{ "parts", "SIZE", "lab: split reads and writes into parts of this size", "64K",
 		.set = set_parts, AT(part_bytes, part_bytes) },
-	{ "progress", "completion|counter",
-		"lab: how the progress of a read is determined: only by its completion, or by the "
-		"counter of a memory disk",
-		"completion", .set = set_progress, AT(progress, progress) },
 	{ "device-cpu", "yes|no",
 		"lab: with mode=device, whether the processor copies payload between device memory "
 		"and sockets",
@@ -169,10 +114,6 @@ static const struct field knobs_options[] = {
 	{ "gc", "auto|plain|paper|greedy",
 		"lab: policy by which a flash store selects segments to collect (default auto)",
 		"auto", .set = set_gc, AT(policy, policy) },
-	{ "cold", "PERCENT",
-		"lab: percentage of the changed pages in the cache that garbage collection treats "
-		"as cold (default 80; with gc=paper 30)",
-		"80", .set = set_cold, AT(cold_percent, has_cold_percent) },
 };
 
 static const struct store_ops knobs_ops = {

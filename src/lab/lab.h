@@ -61,24 +61,14 @@ struct trace_arrival {
 	uint16_t how; /* enum trace_how */
 };
 
-/* A part of a read, which was submitted on its own. */
-struct trace_part {
-	uint32_t offset; /* in the read */
-	uint32_t bytes;
-	uint64_t submitted_ns;
-	uint64_t completed_ns;
-};
-
 struct trace_read {
 	uint64_t offset; /* position on the disk */
 	uint32_t bytes;
 	uint32_t chunk_bytes;
 	uint32_t chunk_count; /* the last chunk can be shorter */
-	uint32_t part_count;  /* at least 1 */
-	uint64_t total_ns;    /* time until the last part was complete, at least 1 */
+	uint64_t total_ns;    /* time until the read was complete, at least 1 */
 	uint64_t gap_max_ns;  /* longest time between two looks */
 	struct trace_arrival *arrivals;
-	struct trace_part *parts; /* in ascending order, without gaps */
 };
 
 /* Maximum number of streams: all further runs are assigned to the last one. */
@@ -100,12 +90,11 @@ struct trace_analysis {
 	double arrived[TRACE_QUARTERS];
 	/*
 	 * Simulated overlap with a network that is as fast as the disk: the share of the sending
-	 * time that is before the completion of the read. The three values are for senders that
-	 * send arrived data in any order, only in ascending order, or only as complete parts.
+	 * time that is before the completion of the read. The two values are for senders that
+	 * send arrived data in any order, or only in ascending order.
 	 */
 	double hidden_any;
 	double hidden_ascending;
-	double hidden_parts;
 };
 
 /* Computes *analysis and the stream of each arrival. Fails with -ENOMEM. */
@@ -126,8 +115,7 @@ enum {
 	TRACE_SIZES_MAX = 8,
 	TRACE_COUNT_MAX = 1000,
 	TRACE_BYTES_MAX = 64 << 20,
-	TRACE_UNIT_BYTES = 512, /* sizes must be multiples of this */
-	TRACE_PARTS_MAX = 1024,
+	TRACE_UNIT_BYTES = 512,	    /* sizes must be multiples of this */
 	TRACE_CHUNKS_MAX = 4 << 20, /* limit for all reads together */
 };
 
@@ -138,12 +126,9 @@ struct trace_work {
 	uint32_t size_count;
 	uint32_t count; /* number of reads of each size */
 	uint32_t chunk_bytes;
-	uint32_t part_bytes; /* 0: each read is one part */
 	uint64_t offset;
 	uint64_t marker;
-	bool random;
-	bool together; /* submit all parts with one system call */
-	bool cached;   /* read through the page cache */
+	bool cached; /* read through the page cache */
 };
 
 /* All reads of one size. */
@@ -182,31 +167,6 @@ GMB_MUST_CHECK int trace_show_text(
 GMB_MUST_CHECK int trace_show_json(
 	const struct trace_work *work, const struct trace_result *result, struct error *error);
 
-/* Formats a title such as "1M in parts of 64K, one by one". Returns out. */
-enum { TRACE_TITLE_BYTES = 120 };
-const char *trace_title(char out[TRACE_TITLE_BYTES], const struct trace_work *work, uint32_t bytes);
-
-/* Draws a read in at most 80 columns: time to the right, offset upwards. */
-void trace_chart(FILE *out, const struct trace_read *read);
-
-/*
- * --- the marker source of progress ---------------------------------------------------------------
- *
- * A filter that the export option marker enables. Threading, ownership and errors: see
- * store/kind.h; -ENOTSUP for everything except raw disks.
- */
-
-enum {
-	MARKER_CHUNK_BYTES = 4096, /* each chunk ends with a marker */
-};
-/* Interval at which the markers of reads in flight are examined. */
-#define MARKER_LOOK_NS UINT64_C(50000)
-
-extern const struct store_kind marker_store_kind;
-/* For tests: like the marker filter, but does not check whether the store below is a suitable
- * disk. */
-extern const struct store_kind marker_unchecked_kind;
-
 /*
  * --- knobs ---------------------------------------------------------------------------------------
  *
@@ -214,11 +174,9 @@ extern const struct store_kind marker_unchecked_kind;
  * that figures can compare gmblock's own choices with others:
  *
  *   parts=SIZE                    requests are cut into parts of this size
- *   progress=completion|counter   a read reports no progress, or the progress that a memory store
- *                                 counts
  *   device-cpu=yes|no             with mode=device: the CPU moves payload between device memory and
  *                                 sockets
- *   gc=RULE, cold=PERCENT         flash: see lab/gc_rules.h
+ *   gc=RULE                       flash: see lab/gc_rules.h
  *
  * The filter is the outermost layer. Threading, ownership and errors: see store/kind.h.
  */

@@ -16,7 +16,7 @@
 #include "base/text.h"
 #include "cli/cli.h"
 
-enum { MARKER_DIGITS_MAX = 16, COUNT_DEFAULT = 8, CHUNK_BYTES_DEFAULT = 4096 };
+enum { COUNT_DEFAULT = 8, CHUNK_BYTES_DEFAULT = 4096 };
 
 struct trace_arguments {
 	struct trace_work work;
@@ -24,7 +24,6 @@ struct trace_arguments {
 	/* name of the first given option that is only for requests; NULL: none */
 	const char *for_request;
 	bool request;
-	bool marker_set;
 	bool json;
 };
 
@@ -95,51 +94,17 @@ static int lab_trace_take_chunk(void *context, const char *text, struct error *e
 	return take_length(text, &arguments->work.chunk_bytes, error);
 }
 
-static int lab_trace_take_parts(void *context, const char *text, struct error *error)
-{
-	struct trace_arguments *arguments = context;
-
-	return take_length(text, &arguments->work.part_bytes, error);
-}
-
-static int take_marker(void *context, const char *text, struct error *error)
-{
-	struct trace_arguments *arguments = context;
-	size_t length = strlen(text);
-
-	if (length == 0 || length > MARKER_DIGITS_MAX ||
-		strspn(text, "0123456789abcdefABCDEF") != length) {
-		return error_set(error, -EINVAL, "'%s' is not a number of 1 to %d hex digits",
-			quote_bytes(text, length), MARKER_DIGITS_MAX);
-	}
-	arguments->work.marker = strtoull(text, NULL, 16);
-	arguments->marker_set = true;
-	return 0;
-}
-
 /* --- the command line ---------------------------------------------------------------------- */
 
 static int lab_trace_sizes_check(const struct trace_work *work)
 {
 	uint64_t chunks = 0;
-	char part_text[UNITS_TEXT_BYTES];
-	char size_text[UNITS_TEXT_BYTES];
 
 	for (uint32_t i = 0; i < work->size_count; i++) {
 		uint32_t size = work->sizes[i];
 
 		chunks += (uint64_t)work->count *
 			  ((size + work->chunk_bytes - 1) / work->chunk_bytes);
-		if (work->part_bytes > size) {
-			return cli_usage_error("trace",
-				"--parts: a part of %s is larger than a read of %s (--size)",
-				units_format_bytes(part_text, work->part_bytes),
-				units_format_bytes(size_text, size));
-		}
-		if (work->part_bytes > 0 && size > (uint64_t)work->part_bytes * TRACE_PARTS_MAX) {
-			return cli_usage_error("trace",
-				"--parts: one read would have more than %d parts", TRACE_PARTS_MAX);
-		}
 	}
 	if (chunks > TRACE_CHUNKS_MAX) {
 		return cli_usage_error("trace",
@@ -172,9 +137,6 @@ static int lab_trace_disk_check(struct trace_arguments *arguments, const char *p
 			"gmblock trace --request %s",
 			work->path, work->path);
 	}
-	if (work->together && work->part_bytes == 0) {
-		return cli_usage_error("trace", "--together needs --parts");
-	}
 	if (work->size_count == 0) {
 		work->sizes[work->size_count++] = 1 << 20;
 	}
@@ -201,12 +163,8 @@ static const char *disk_option(const struct trace_arguments *arguments)
 	} options[] = {
 		{ "size", work->size_count > 0 },
 		{ "offset", work->offset > 0 },
-		{ "random", work->random },
 		{ "chunk", work->chunk_bytes > 0 },
-		{ "parts", work->part_bytes > 0 },
-		{ "together", work->together },
 		{ "cached", work->cached },
-		{ "marker", arguments->marker_set },
 	};
 
 	for (size_t i = 0; i < ARRAY_COUNT(options); i++) {
@@ -224,26 +182,11 @@ static const struct field fields[] = {
 		.heading = "Of disks:", .set = lab_trace_take_size },
 	{ "offset", "SIZE", "offset on the disk at which the reads begin (default 0)",
 		.set = take_offset },
-	{ "random", NULL,
-		"read at random offsets between --offset and the end of the disk, instead of "
-		"sequentially",
-		.type = FIELD_FLAG, AT(work.random) },
 	{ "chunk", "SIZE",
 		"size of the chunks whose arrival is watched, a multiple of 512 (default 4K)",
 		.set = lab_trace_take_chunk },
-	{ "parts", "SIZE",
-		"split each read into parts of this size, each submitted with its own system call",
-		.set = lab_trace_take_parts },
-	{ "together", NULL,
-		"with --parts: submit all parts with one system call, so that the kernel can merge "
-		"them",
-		.type = FIELD_FLAG, AT(work.together) },
 	{ "cached", NULL, "read through the page cache instead of with direct I/O",
 		.type = FIELD_FLAG, AT(work.cached) },
-	{ "marker", "HEX",
-		"marker that fills the memory before a read, to detect the arrival of data "
-		"(default: random)",
-		.set = take_marker },
 	/* These options are parsed by cmd_trace(). */
 	{ "request", NULL, "trace requests to a server instead of reads from a disk",
 		.heading = "Of requests:", .type = FIELD_FLAG, AT(request) },
@@ -353,7 +296,7 @@ static int lab_trace_run(struct trace_arguments *arguments)
 {
 	struct error error;
 
-	if (!arguments->marker_set && choose_marker(&arguments->work, &error) != 0) {
+	if (choose_marker(&arguments->work, &error) != 0) {
 		return cli_failure("trace", &error);
 	}
 	return trace(arguments);

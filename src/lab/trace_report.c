@@ -2,7 +2,6 @@
 /*
  * Output of traces: text with a table and a chart, and JSON.
  */
-#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -15,22 +14,6 @@
 
 enum { LABEL_COLUMNS = 34 };
 enum { CHART_COLUMNS = 68, CHART_ROWS = 16, CHART_LINE_BYTES = CHART_COLUMNS + 1 };
-
-const char *trace_title(char out[TRACE_TITLE_BYTES], const struct trace_work *work, uint32_t bytes)
-{
-	char size[UNITS_TEXT_BYTES];
-	char part[UNITS_TEXT_BYTES];
-
-	units_format_bytes(size, bytes);
-	if (work->part_bytes == 0) {
-		snprintf(out, TRACE_TITLE_BYTES, "%s in one piece", size);
-	} else {
-		snprintf(out, TRACE_TITLE_BYTES, "%s in parts of %s, submitted %s", size,
-			units_format_bytes(part, work->part_bytes),
-			work->together ? "together" : "one by one");
-	}
-	return out;
-}
 
 static double trace_report_us(uint64_t ns)
 {
@@ -101,11 +84,6 @@ static double value_ascending(const struct trace_read *read, const struct trace_
 	return analysis->hidden_ascending;
 }
 
-static double value_parts(const struct trace_read *read, const struct trace_analysis *analysis)
-{
-	return analysis->hidden_parts;
-}
-
 static double value_gap(const struct trace_read *read, const struct trace_analysis *analysis)
 {
 	return trace_report_us(read->gap_max_ns);
@@ -129,7 +107,6 @@ static const struct row {
 	{ "  largest distance, in KiB", "", "reordered_kib", value_distance },
 	{ "sending hidden, any order", "%", "hidden_any_order", value_any },
 	{ "  in ascending order only", "%", "hidden_ascending", value_ascending },
-	{ "  by completed parts", "%", "hidden_by_parts", value_parts },
 	{ "longest time between two samples", "us", "gap_us", value_gap },
 };
 
@@ -187,15 +164,6 @@ static void chart_fill(char lines[CHART_ROWS][CHART_LINE_BYTES], const struct tr
 		memset(lines[i], ' ', CHART_COLUMNS);
 		lines[i][CHART_COLUMNS] = '\0';
 	}
-	for (uint32_t i = 0; i < read->part_count; i++) {
-		const struct trace_part *part = &read->parts[i];
-		uint32_t column = chart_column(read, part->completed_ns);
-		uint32_t top = chart_row(read, part->offset + part->bytes - 1);
-
-		for (uint32_t row = top; row <= chart_row(read, part->offset); row++) {
-			lines[row][column] = '|';
-		}
-	}
 	for (uint32_t i = 0; i < read->chunk_count; i++) {
 		const struct trace_arrival *arrival = &read->arrivals[i];
 		uint32_t row = chart_row(read, (uint64_t)i * read->chunk_bytes);
@@ -207,7 +175,8 @@ static void chart_fill(char lines[CHART_ROWS][CHART_LINE_BYTES], const struct tr
 	}
 }
 
-void trace_chart(FILE *out, const struct trace_read *read)
+/* Draws a read in at most 80 columns: time to the right, offset upwards. */
+static void trace_chart(FILE *out, const struct trace_read *read)
 {
 	char lines[CHART_ROWS][CHART_LINE_BYTES];
 	char end[32];
@@ -288,9 +257,9 @@ static void print_group(
 	const struct trace_read *read = &group->reads[group->typical];
 	const struct trace_analysis *analysis = &group->analyses[group->typical];
 	uint64_t unseen = sum_unseen(group);
-	char title[TRACE_TITLE_BYTES];
+	char size[UNITS_TEXT_BYTES];
 
-	printf("\n%s, %u time%s%s\n", trace_title(title, work, group->bytes), group->count,
+	printf("\n%s, %u time%s%s\n", units_format_bytes(size, group->bytes), group->count,
 		group->count == 1 ? "" : "s", interrupted ? ", then interrupted" : "");
 	printf("  %-*s %10s %10s %10s\n", LABEL_COLUMNS, "", "median", "lowest", "highest");
 	for (size_t i = 0; i < ARRAY_COUNT(rows); i++) {
@@ -323,32 +292,13 @@ int trace_show_text(
 			result->interrupted && i + 1 == result->group_count);
 	}
 	printf("\n"
-	       "1-9, a-z: chunks at the time they were seen, by stream   |: end of a part\n"
+	       "1-9, a-z: chunks at the time they were seen, by stream\n"
 	       "Sending hidden: share of the sending time that overlaps the read,\n"
 	       "if sending is as fast as the disk.\n");
 	return print_end(error);
 }
 
 /* --- JSON ---------------------------------------------------------------------------------- */
-
-static json_t *json_parts(const struct trace_read *read)
-{
-	json_t *array = json_array();
-
-	for (uint32_t i = 0; i < read->part_count; i++) {
-		const struct trace_part *part = &read->parts[i];
-		json_t *object = json_object();
-
-		json_object_set_new(object, "offset", json_integer(part->offset));
-		json_object_set_new(object, "bytes", json_integer(part->bytes));
-		json_object_set_new(
-			object, "submitted_us", json_real(trace_report_us(part->submitted_ns)));
-		json_object_set_new(
-			object, "completed_us", json_real(trace_report_us(part->completed_ns)));
-		json_array_append_new(array, object);
-	}
-	return array;
-}
 
 static json_t *json_arrivals(const struct trace_read *read)
 {
@@ -388,7 +338,6 @@ static json_t *json_read(const struct trace_read *read, const struct trace_analy
 	json_object_set_new(object, "chunks_unseen", json_integer(analysis->unseen));
 	json_object_set_new(object, "arrivals_us", json_arrivals(read));
 	json_object_set_new(object, "arrival_streams", json_streams(read));
-	json_object_set_new(object, "parts", json_parts(read));
 	return object;
 }
 
@@ -436,8 +385,6 @@ int trace_show_json(
 	json_object_set_new(root, "stripe_chunk", json_integer(disk->stripe_chunk));
 	json_object_set_new(root, "marker", json_string(marker));
 	json_object_set_new(root, "chunk_bytes", json_integer(work->chunk_bytes));
-	json_object_set_new(root, "part_bytes", json_integer(work->part_bytes));
-	json_object_set_new(root, "together", json_boolean(work->together));
 	for (uint32_t i = 0; i < result->group_count; i++) {
 		json_array_append_new(sizes, json_group(&result->groups[i]));
 	}

@@ -31,15 +31,6 @@ enum {
 /* Global, because a signal handler has no argument for it. */
 static volatile sig_atomic_t asked_to_stop;
 
-/* One part in flight. */
-struct part_op {
-	struct ring_op op;
-	struct tracer *tracer;
-	uint32_t index;
-	uint32_t done_bytes;
-	uint32_t retries; /* how often the read has returned -EINTR or -EAGAIN */
-};
-
 struct tracer {
 	const struct trace_work *work;
 	const struct disk_info *disk;
@@ -51,10 +42,12 @@ struct tracer {
 	size_t buffer_bytes;
 	bool single_cpu;
 	struct trace_read *read; /* the current read */
-	struct part_op *ops;	 /* TRACE_PARTS_MAX elements */
-	uint32_t in_flight;
+	struct ring_op op;
+	bool is_done;
+	uint32_t done_bytes;
+	uint32_t retries; /* how often the read has returned -EINTR or -EAGAIN */
 	uint64_t start_ns;
-	struct error *error; /* error of the first part that failed */
+	struct error *error;
 	int err;
 	/* Used by the watching thread: the chunks that have not arrived yet, the last one first,
 	 * and the chunks that were found to have arrived in the current check. */
@@ -163,81 +156,58 @@ static void convert_times(struct tracer *tracer)
 
 /* --- reading ------------------------------------------------------------------------------- */
 
-static void trace_run_part_submit(struct tracer *tracer, uint32_t index);
+static void trace_run_submit(struct tracer *tracer);
 
-static void part_failed(struct tracer *tracer, const struct trace_part *part, int code)
+static void read_failed(struct tracer *tracer, int code)
 {
-	if (tracer->err == 0) {
-		tracer->err = error_set(tracer->error, code == 0 ? -EIO : code,
-			"reading %u bytes at %llu of '%s': %s", part->bytes,
-			(unsigned long long)(tracer->read->offset + part->offset),
-			quote(tracer->work->path),
-			code == 0 ? "the disk ends before this range" : strerror(-code));
-	}
+	tracer->is_done = true;
+	tracer->err = error_set(tracer->error, code == 0 ? -EIO : code,
+		"reading %u bytes at %llu of '%s': %s", tracer->read->bytes,
+		(unsigned long long)tracer->read->offset, quote(tracer->work->path),
+		code == 0 ? "the disk ends before this range" : strerror(-code));
 }
 
-static void part_again(struct ring_op *op, int result)
+static void read_again(struct ring_op *op, int result)
 {
-	struct part_op *part_op = container_of(op, struct part_op, op);
-
 	GMB_UNUSED(result); /* always 0, because the timer is never cancelled */
-	part_op->tracer->in_flight--;
-	trace_run_part_submit(part_op->tracer, part_op->index);
+	trace_run_submit(container_of(op, struct tracer, op));
 }
 
-static void trace_run_part_done(struct ring_op *op, int result)
+static void trace_run_done(struct ring_op *op, int result)
 {
-	struct part_op *part_op = container_of(op, struct part_op, op);
-	struct tracer *tracer = part_op->tracer;
-	struct trace_part *part = &tracer->read->parts[part_op->index];
+	struct tracer *tracer = container_of(op, struct tracer, op);
 
-	tracer->in_flight--;
-	part->completed_ns = clock_now_ns() - tracer->start_ns;
-	if ((result == -EINTR || result == -EAGAIN) && part_op->retries < RETRIES_MAX) {
-		part_op->retries++;
-		tracer->in_flight++;
-		ring_timer(tracer->ring, op, result == -EAGAIN ? RETRY_NS : 0, part_again);
-	} else if (result > 0 && part_op->done_bytes + (uint32_t)result < part->bytes) {
-		part_op->done_bytes += (uint32_t)result;
-		trace_run_part_submit(tracer, part_op->index);
+	if ((result == -EINTR || result == -EAGAIN) && tracer->retries < RETRIES_MAX) {
+		tracer->retries++;
+		ring_timer(tracer->ring, op, result == -EAGAIN ? RETRY_NS : 0, read_again);
 	} else if (result <= 0) {
-		part_failed(tracer, part, result);
+		read_failed(tracer, result);
+	} else if (tracer->done_bytes + (uint32_t)result < tracer->read->bytes) {
+		tracer->done_bytes += (uint32_t)result;
+		trace_run_submit(tracer);
+	} else {
+		tracer->is_done = true;
+		tracer->read->total_ns = MAX(clock_now_ns() - tracer->start_ns, UINT64_C(1));
 	}
 }
 
-static void trace_run_part_submit(struct tracer *tracer, uint32_t index)
+static void trace_run_submit(struct tracer *tracer)
 {
-	struct part_op *part_op = &tracer->ops[index];
-	const struct trace_part *part = &tracer->read->parts[index];
-	uint32_t begin = part->offset + part_op->done_bytes;
-
-	tracer->in_flight++;
-	ring_read(tracer->ring, &part_op->op, tracer->file, mem_at(&tracer->region, begin),
-		part->bytes - part_op->done_bytes, tracer->read->offset + begin,
-		trace_run_part_done);
+	ring_read(tracer->ring, &tracer->op, tracer->file,
+		mem_at(&tracer->region, tracer->done_bytes),
+		tracer->read->bytes - tracer->done_bytes, tracer->read->offset + tracer->done_bytes,
+		trace_run_done);
 }
 
 static void trace_run_read_all(struct tracer *tracer)
 {
-	struct trace_read *read = tracer->read;
-
+	tracer->done_bytes = 0;
+	tracer->retries = 0;
+	tracer->is_done = false;
 	tracer->start_ns = clock_now_ns();
-	for (uint32_t i = 0; i < read->part_count; i++) {
-		tracer->ops[i] = (struct part_op){ .tracer = tracer, .index = i };
-		read->parts[i].submitted_ns = clock_now_ns() - tracer->start_ns;
-		trace_run_part_submit(tracer, i);
-		if (!tracer->work->together) {
-			/* Submits each part with its own system call, so that the kernel cannot
-			 * merge it with its neighbours. The server submits two per call, and the
-			 * kernel does not merge so few. */
-			ring_flush(tracer->ring);
-		}
-	}
-	while (tracer->in_flight > 0) {
+	trace_run_submit(tracer);
+	while (!tracer->is_done) {
 		ring_turn(tracer->ring, true);
-	}
-	for (uint32_t i = 0; i < read->part_count; i++) {
-		read->total_ns = MAX(read->total_ns, read->parts[i].completed_ns);
 	}
 }
 
@@ -273,23 +243,12 @@ static int trace_one(struct tracer *tracer, struct trace_read *read, struct erro
 static int read_init(
 	const struct trace_work *work, uint32_t bytes, struct trace_read *read, struct error *error)
 {
-	uint32_t part_bytes = work->part_bytes > 0 ? work->part_bytes : bytes;
-
 	read->bytes = bytes;
 	read->chunk_bytes = work->chunk_bytes;
 	read->chunk_count = (bytes + work->chunk_bytes - 1) / work->chunk_bytes;
-	read->part_count = (bytes + part_bytes - 1) / part_bytes;
 	read->total_ns = 1;
 	read->arrivals = calloc(read->chunk_count, sizeof(*read->arrivals));
-	read->parts = calloc(read->part_count, sizeof(*read->parts));
-	if (read->arrivals == NULL || read->parts == NULL) {
-		return error_oom(error);
-	}
-	for (uint32_t i = 0; i < read->part_count; i++) {
-		read->parts[i].offset = i * part_bytes;
-		read->parts[i].bytes = MIN(part_bytes, bytes - i * part_bytes);
-	}
-	return 0;
+	return read->arrivals == NULL ? error_oom(error) : 0;
 }
 
 /* Returns the offset of a read: reads are consecutive, and continue at the first offset after the
@@ -298,9 +257,8 @@ static uint64_t trace_run_place(const struct tracer *tracer, uint32_t bytes, uin
 {
 	const struct trace_work *work = tracer->work;
 	uint64_t places = (tracer->disk->size - work->offset) / bytes;
-	uint64_t number = work->random ? ring_random(tracer->ring) : index;
 
-	return work->offset + number % places * bytes;
+	return work->offset + index % places * bytes;
 }
 
 static int trace_run_compare_times(const void *a, const void *b, void *context)
@@ -448,7 +406,6 @@ static int trace_run_disk_check(
 {
 	int err = check_aligned(work, disk, "--offset", work->offset, error);
 
-	err = err ?: check_aligned(work, disk, "--parts", work->part_bytes, error);
 	for (uint32_t i = 0; i < work->size_count && err == 0; i++) {
 		err = check_aligned(work, disk, "--size", work->sizes[i], error);
 		if (err == 0 &&
@@ -476,11 +433,9 @@ static int trace_run_memory_acquire(struct tracer *tracer, struct error *error)
 	chunks = (bytes + tracer->work->chunk_bytes - 1) / tracer->work->chunk_bytes;
 	tracer->buffer_bytes = ((size_t)bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
 	tracer->buffer = aligned_alloc(HUGE_BYTES, tracer->buffer_bytes);
-	tracer->ops = calloc(TRACE_PARTS_MAX, sizeof(*tracer->ops));
 	tracer->missing = calloc(chunks, sizeof(*tracer->missing));
 	tracer->found = calloc(chunks, sizeof(*tracer->found));
-	if (tracer->buffer == NULL || tracer->ops == NULL || tracer->missing == NULL ||
-		tracer->found == NULL) {
+	if (tracer->buffer == NULL || tracer->missing == NULL || tracer->found == NULL) {
 		return error_oom(error);
 	}
 	/* Failure is ignored: the trace also works without huge pages. */
@@ -496,12 +451,11 @@ static int trace_run_memory_acquire(struct tracer *tracer, struct error *error)
 
 static int tracer_init(struct tracer *tracer, struct disk_info *disk, struct error *error)
 {
-	const struct ring_options options = { .entries = TRACE_PARTS_MAX };
 	cpu_set_t cpus;
 	int err = disk_acquire(tracer, disk, error);
 
 	err = err ?: trace_run_disk_check(tracer->work, disk, error);
-	err = err ?: ring_create(&options, &tracer->ring, error);
+	err = err ?: ring_create(&(struct ring_options){ 0 }, &tracer->ring, error);
 	err = err ?: trace_run_memory_acquire(tracer, error);
 	if (err != 0) {
 		return err;
@@ -516,7 +470,6 @@ static void tracer_fini(struct tracer *tracer)
 	ring_destroy(tracer->ring);
 	free(tracer->found);
 	free(tracer->missing);
-	free(tracer->ops);
 	free(tracer->buffer);
 	if (tracer->fd >= 0) {
 		disk_close(tracer->fd);
@@ -552,7 +505,6 @@ void trace_result_fini(struct trace_result *result)
 
 		for (uint32_t j = 0; group->reads != NULL && j < group->count; j++) {
 			free(group->reads[j].arrivals);
-			free(group->reads[j].parts);
 		}
 		free(group->reads);
 		free(group->analyses);
@@ -561,10 +513,10 @@ void trace_result_fini(struct trace_result *result)
 
 enum { NO_RUN = UINT32_MAX };
 
-/* An item to be sorted: a chunk or part, with its look or time. */
+/* An item to be sorted: a chunk, with its look or time. */
 struct event {
 	uint64_t when;	/* number of a look, or a time */
-	uint32_t index; /* index of a chunk or part */
+	uint32_t index; /* index of a chunk */
 };
 
 struct run {
@@ -764,7 +716,6 @@ static void find_hidden(
 {
 	double ascending = 0;
 	double any = 0;
-	double parts = 0;
 
 	for (uint32_t i = 0; i < read->chunk_count; i++) {
 		uint64_t when = read->arrivals[i].time_ns;
@@ -778,32 +729,20 @@ static void find_hidden(
 
 		any = sender_free(read, any, event->when, trace_chunk_bytes(read, event->index));
 	}
-	for (uint32_t i = 0; i < read->part_count; i++) {
-		space->events[i] = (struct event){ read->parts[i].completed_ns, i };
-	}
-	qsort(space->events, read->part_count, sizeof(*space->events), compare_events);
-	for (uint32_t i = 0; i < read->part_count; i++) {
-		const struct event *event = &space->events[i];
-
-		parts = sender_free(read, parts, event->when, read->parts[event->index].bytes);
-	}
 	analysis->hidden_any = hidden(read, any);
 	analysis->hidden_ascending = hidden(read, ascending);
-	analysis->hidden_parts = hidden(read, parts);
 }
 
 int trace_analyse(struct trace_read *read, struct trace_analysis *analysis)
 {
-	uint32_t events = MAX(read->chunk_count, read->part_count);
 	struct workspace space = {
-		.events = calloc(events, sizeof(*space.events)),
+		.events = calloc(read->chunk_count, sizeof(*space.events)),
 		.runs = calloc(read->chunk_count, sizeof(*space.runs)),
 		.run_of = calloc(read->chunk_count, sizeof(*space.run_of)),
 	};
 	int err = 0;
 
 	GMB_ASSERT(read->chunk_count > 0);
-	GMB_ASSERT(read->part_count > 0);
 	GMB_ASSERT(read->total_ns > 0);
 	memset(analysis, 0, sizeof(*analysis));
 	if (space.events == NULL || space.runs == NULL || space.run_of == NULL) {

@@ -145,22 +145,12 @@ static bool warm_stacks_merge(struct buddy_arena *arena)
  * unregistered. Earlier references to its memory remain valid, without MEM_FIXED. */
 static void slabs_register(struct buddy_arena *arena)
 {
-	struct arena_info *info = &arena->base.info;
-
 	for (uint32_t i = 0; i < arena->slab_count && arena->source.registers; i++) {
 		struct mem_region *slab = &arena->slabs[i];
-		int result = 0;
 
-		if ((slab->rights & MEM_FIXED) != 0) {
-			continue;
-		}
-		result = ring_memory_add(arena->ring, slab);
-		if (result < 0) {
-			info->register_error = result;
-			info->register_failures++;
+		if ((slab->rights & MEM_FIXED) == 0 && ring_memory_add(arena->ring, slab) < 0) {
 			return;
 		}
-		info->registered_bytes += slab->bytes;
 	}
 }
 
@@ -217,7 +207,6 @@ static void slabs_unmap(struct buddy_arena *arena)
 	}
 	arena->slab_count = 0;
 	arena->base.info.mapped_bytes = 0;
-	arena->base.info.registered_bytes = 0;
 }
 
 static uint32_t order_idx_for(uint32_t bytes)
@@ -281,7 +270,6 @@ static int ram_map(void *context, uint64_t bytes, uint8_t **base_out)
 	uint8_t *base;
 	uint8_t *slab;
 
-	GMB_UNUSED(context);
 	GMB_ASSERT(bytes == ARENA_SLAB_BYTES);
 	/* Maps twice the size and trims it to an aligned slab, so that the kernel can use huge
 	 * pages. */
@@ -302,7 +290,6 @@ static int ram_map(void *context, uint64_t bytes, uint8_t **base_out)
 
 static void ram_unmap(void *context, uint8_t *base, uint64_t bytes)
 {
-	GMB_UNUSED(context);
 	munmap(base, bytes);
 }
 
@@ -445,12 +432,10 @@ static int memory_arena_get(struct arena *arena, uint32_t bytes, struct arena_bu
 	int result = info->condemned != 0 ? -EAGAIN : block_get(arena, bytes, buf);
 
 	if (result < 0) {
-		info->refusals++;
 		return result;
 	}
 	buf->reserved = false;
 	info->used_bytes += buf->bytes;
-	info->used_bytes_peak = MAX(info->used_bytes_peak, info->used_bytes);
 	return 0;
 }
 
@@ -460,7 +445,6 @@ int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
 
 	GMB_ASSERT(bytes > 0 && bytes <= ARENA_BLOCK_BYTES_MAX);
 	if (unlikely(arena_free_bytes(arena) < arena_block_bytes(bytes))) {
-		arena->info.refusals++;
 		return -EAGAIN;
 	}
 	result = memory_arena_get(arena, bytes, buf);

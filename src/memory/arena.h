@@ -40,15 +40,10 @@ struct arena_info {
 	const char *kind; /* "ram", or the name of the PCI device */
 	uint32_t rights;  /* enum mem_right: rights that all memory of the arena has */
 	uint64_t limit_bytes;
-	uint64_t mapped_bytes; /* size of the existing slabs */
-	uint64_t used_bytes;   /* size of the buffers in use */
-	uint64_t used_bytes_peak;
+	uint64_t mapped_bytes;	     /* size of the existing slabs */
+	uint64_t used_bytes;	     /* size of the buffers in use */
 	uint64_t reserve_bytes;	     /* see arena_reserve() */
 	uint64_t reserve_used_bytes; /* size of the buffers from the reserve that are in use */
-	uint64_t registered_bytes;   /* the part of mapped_bytes that is registered with the ring */
-	uint64_t register_failures;  /* failed attempts to register a slab */
-	int register_error;	     /* error of the last failed attempt; 0: none failed */
-	uint64_t refusals;	     /* number of times arena_get() returned -EAGAIN */
 	int condemned;		     /* reason, see arena_condemn(); 0: not condemned */
 };
 

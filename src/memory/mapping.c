@@ -50,7 +50,6 @@ static void mapping_fault(int number, siginfo_t *info, void *context)
 {
 	int error = errno;
 
-	GMB_UNUSED(context);
 	if (info->si_code <= 0 || !mapping_replace((uintptr_t)info->si_addr)) {
 		/* not ours: the access is repeated and has its usual consequence */
 		(void)sigaction(number, &action_before, NULL);

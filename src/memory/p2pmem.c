@@ -128,7 +128,6 @@ static int p2pmem_map(void *context, uint64_t bytes, uint8_t **base_out)
 
 static void unmap(void *context, uint8_t *base, uint64_t bytes)
 {
-	GMB_UNUSED(context);
 	munmap(base, bytes);
 }
 

@@ -46,9 +46,7 @@ enum {
 	/* sent after the reply to EXPORT_NAME, unless NO_ZEROES is set (P31) */
 	NBD_OLD_REPLY_ZEROES = 124,
 	NBD_PAYLOAD_BYTES_MAX = 64 << 20, /* our own limit for READ and WRITE */
-	/* a read with DF of at most this length must succeed (P93) */
-	NBD_DF_BYTES_MIN = 65536,
-	NBD_CONTEXT_QUERIES_MAX = 64, /* P41: our own limit; more queries get ERR_TOO_BIG */
+	NBD_CONTEXT_QUERIES_MAX = 64,	  /* P41: our own limit; more queries get ERR_TOO_BIG */
 	/* our own limit for tokens after NBD_CONTEXT_CONNECTION and _REPLACES */
 	NBD_TOKEN_BYTES_MAX = 64,
 	/* extents of a NBD_CONTEXT_ID_SIZE chunk without extended headers */

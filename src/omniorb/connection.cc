@@ -147,9 +147,9 @@ const char *connection::peeridentity()
 /* --- watching --------------------------------------------------------------------------------- */
 
 /* now: 0 = the watching thread starts the watch before it waits next, 1 = start it now, 2 = start
- * it now if a watch was requested. With 0, the watching thread may have started it already
- * (wants_watch is false again), before SocketHolder::setSelectable() made this connection
- * selectable. It has then ignored any input that it found, so the watch is started again. */
+ * it now if a watch was requested. With 0, the watching thread might have started the watch
+ * (wants_watch is false) before SocketHolder::setSelectable() made this connection selectable. In
+ * this case it has ignored any input, so the watch is started again. */
 void connection::setSelectable(int now, CORBA::Boolean data_in_buffer)
 {
 	if (data_in_buffer) {

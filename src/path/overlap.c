@@ -10,6 +10,9 @@
 #define SECOND_NS    UINT64_C(1000000000)
 /* Minimum duration of a window. Other programs disturb shorter windows too much. */
 #define WINDOW_NS UINT64_C(2000000)
+/* The network's rate is measured at most this often, and from at least this much busy time. */
+#define NETWORK_LOOK_NS	    UINT64_C(100000000)
+#define NETWORK_BUSY_NS_MIN UINT64_C(20000000)
 
 enum {
 	AVERAGE_SHIFT = 3, /* weight of a new value in the averages: one eighth */
@@ -18,7 +21,9 @@ enum {
 };
 
 /* Parts cost processor time, so a small gain is not worth it. */
-static const struct trial_rule rule = { .first_windows = 2, .try_every = 64, .margin = 16 };
+static const struct trial_rule rule = {
+	.first_windows = 2, .try_first = 4, .try_every = 64, .margin = 16
+};
 
 void overlap_init(struct overlap *overlap)
 {
@@ -124,7 +129,10 @@ void overlap_end(struct overlap *overlap, uint64_t bytes, uint64_t drain_ns, uin
 	}
 }
 
-void overlap_learn_early(struct overlap *overlap, uint64_t mean_ns, uint64_t whole_ns)
+/* Records a completed request that was cut into parts. mean_ns: time from the start of the request
+ * to the completion of a part, averaged over all parts and weighted by size; whole_ns: time until
+ * the last part was complete. */
+static void overlap_learn_early(struct overlap *overlap, uint64_t mean_ns, uint64_t whole_ns)
 {
 	uint64_t early = 0;
 
@@ -148,6 +156,50 @@ void overlap_learn_network(struct overlap *overlap, uint64_t bytes, uint64_t bus
 static struct overlap *overlap_of(const struct path_request *request)
 {
 	return request->op == STORE_READ ? &request->export->reads : &request->export->writes;
+}
+
+/* Measures the network's rate from time to time, because the size of the parts of a read depends on
+ * it. The kernel counts in ticks how long the connection was busy, so a measurement covers many
+ * requests. */
+static void look_at_network(struct overlap *overlap, struct overlap_network *network,
+	struct ring *ring, struct ring_file file)
+{
+	struct ring_traffic before = network->traffic;
+	uint64_t acked_bytes;
+	uint64_t busy_ns;
+
+	if (ring_batch_ns(ring) - network->look_ns < NETWORK_LOOK_NS) {
+		return;
+	}
+	network->look_ns = ring_batch_ns(ring);
+	if (!ring_socket_traffic(ring, file, &network->traffic)) {
+		return;
+	}
+	acked_bytes = network->traffic.acked_bytes - before.acked_bytes;
+	busy_ns = network->traffic.busy_ns - before.busy_ns;
+	if (busy_ns < NETWORK_BUSY_NS_MIN) {
+		network->traffic = before; /* too little busy time for a measurement */
+		return;
+	}
+	/* Holes are hardly any data on the network, so they would distort the measurement. */
+	if (network->hole_bytes <= acked_bytes) {
+		overlap_learn_network(overlap, acked_bytes, busy_ns);
+	}
+	network->hole_bytes = 0;
+}
+
+void overlap_replied(struct path_request *request, struct overlap_network *network,
+	struct ring *ring, struct ring_file file)
+{
+	struct overlap *overlap = overlap_of(request);
+
+	if (file.fd < 0) {
+		return;
+	}
+	look_at_network(overlap, network, ring, file);
+	if (request->compared) {
+		(void)ring_socket_unacked(ring, file, &overlap->undelivered_bytes);
+	}
 }
 
 static uint64_t disk_rate_of(const struct path_request *request)
@@ -186,12 +238,17 @@ void cut_begin(struct path_request *request)
 	const struct store_info *info = store_info(store);
 	uint32_t asked = request->export->overlap;
 	bool reads = request->op == STORE_READ;
-	bool has_progress = reads && store_has_progress(store);
+	bool has_progress = reads && info->has_progress;
 	/* True if disk and network can work at the same time. */
 	bool can_overlap = reads ? info->read_direct || has_progress : info->write_direct;
 	/* Each part of a durable write would need its own flush. So such a write is cut only if it
 	 * exceeds the maximum part size, and it is not measured. An atomic write is never cut. */
 	bool durable = (request->flags & STORE_FUA) != 0;
+	/* With mode=auto, two parts of a single direct read overlap with the network. With other
+	 * reads in flight, or without a network, they only cost more. */
+	bool is_large = can_overlap || request->atomic ||
+			(reads && request->export->queue->reads_around &&
+				(request->client->unsent_bytes > 0 || request->placement != NULL));
 	bool times_disk = can_overlap && !durable && request->length >= OVERLAP_REQUEST_BYTES_MIN;
 
 	request->measured = times_disk && !request->internal;
@@ -202,8 +259,7 @@ void cut_begin(struct path_request *request)
 	}
 	if (asked == PATH_OVERLAP_OFF || request->whole || request->internal || durable ||
 		(asked == PATH_OVERLAP_AUTO && !can_overlap)) {
-		request->part_size = can_overlap || request->atomic ? PATH_PART_SIZE_MAX
-								    : PATH_CACHED_PART_BYTES;
+		request->part_size = is_large ? PATH_PART_SIZE_MAX : PATH_CACHED_PART_BYTES;
 	} else {
 		request->part_size = asked != PATH_OVERLAP_AUTO ? asked : best_part_size(request);
 		request->cut = request->part_size < PATH_PART_SIZE_MAX;

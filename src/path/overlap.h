@@ -28,6 +28,7 @@
 #pragma once
 
 #include "base/trial.h"
+#include "ring/ring.h"
 
 struct path_request;
 
@@ -51,8 +52,8 @@ struct overlap {
 	 * its bytes. */
 	uint64_t request_bytes;
 
-	/* Bytes of replies that the network still has. Set by the session before path_finish() of a
-	 * request that is compared; used once. */
+	/* Bytes of replies that the network still has, from overlap_replied(); used once, when the
+	 * request ends. */
 	uint64_t undelivered_bytes;
 
 	/* Private members. */
@@ -68,6 +69,13 @@ struct overlap {
 	uint64_t last_drain_ns; /* of the request that has ended last, see overlap_end() */
 };
 
+/* What a session has measured of the network of its connection. Initialized to zero. */
+struct overlap_network {
+	struct ring_traffic traffic; /* at the last measurement */
+	uint64_t look_ns;	     /* time of the last measurement */
+	uint64_t hole_bytes; /* set by the session: bytes sent as holes since that measurement */
+};
+
 void overlap_init(struct overlap *overlap);
 
 /*
@@ -80,11 +88,6 @@ void overlap_init(struct overlap *overlap);
 uint32_t overlap_choose(const struct overlap *overlap, uint64_t disk_rate, uint64_t length,
 	uint32_t chunk, uint32_t members);
 
-/* Records a completed request that was cut into parts. mean_ns: time from the start of the request
- * to the completion of a part, averaged over all parts and weighted by size; whole_ns: time until
- * the last part was complete. */
-void overlap_learn_early(struct overlap *overlap, uint64_t mean_ns, uint64_t whole_ns);
-
 /* Called when a request begins for which overlap_choose() has returned a part size. Returns whether
  * the request is cut. */
 bool overlap_begin(struct overlap *overlap, uint64_t now_ns);
@@ -92,6 +95,16 @@ bool overlap_begin(struct overlap *overlap, uint64_t now_ns);
 /* Called once for each overlap_begin(), when the request has ended. bytes: its length; 0 if it has
  * failed. drain_ns: time that the network still needs for the reply. */
 void overlap_end(struct overlap *overlap, uint64_t bytes, uint64_t drain_ns, uint64_t now_ns);
+
+/*
+ * Called by a session that has sent all bytes of a read with request->measured, before
+ * path_finish(). Records how many bytes the network still has to deliver, because the socket
+ * accepts them earlier, and from time to time measures the network's rate. file: the connected
+ * socket that carries the bytes. Its fd is -1 if a send ends only when the bytes have been
+ * delivered (shared memory, RDMA).
+ */
+void overlap_replied(struct path_request *request, struct overlap_network *network,
+	struct ring *ring, struct ring_file file);
 
 /* Records that the network sent these bytes and was busy for busy_ns (>= 1024). If the disk is
  * slower than the network, this is only a lower bound of the network's rate. */
@@ -146,11 +159,13 @@ struct cut_range cut_next(struct path_request *request);
  * rest. */
 void cut_return(struct path_request *request, const struct cut_range *range, uint64_t bytes);
 
-/* --- placement.c: the requester's own memory; private to src/path ---------------------------- */
+/* --- placement.c: where payload is; private to src/path -------------------------------------- */
 
 struct mem_segment;
 struct path_stream;
 
+/* Returns the place of the part's payload, PATH_PLACEMENT_*; NULL if it has none. */
+const char *placement_name(const struct path_stream *stream, bool page_cache);
 /* Called when a request with a placement starts. Removes the placement if the store cannot use its
  * memory. */
 void placement_check(struct path_request *request);

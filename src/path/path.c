@@ -159,7 +159,6 @@ static struct path_stream *stream_get(struct path *path, struct path_request *re
 	stream->room = 0;
 	stream->unsent = 0;
 	stream->in_store = false;
-	stream->page_cache = false;
 	stream->in_device = false;
 	stream->in_place = false;
 	stream->copied = false;
@@ -253,7 +252,6 @@ static struct path_stream *stream_place(struct path *path, struct path_request *
 		stream = stream_open(path, request, path->ram, range->offset, bytes);
 		if (stream != NULL) {
 			stream->copied = true;
-			request->export->staged_parts++;
 		}
 		return stream;
 	}
@@ -515,15 +513,16 @@ static void part_progressed(struct store_part *part, uint64_t bytes)
 /* Records in the trace that a part is submitted and, except for writes, that it gets its memory at
  * the same time. begins: the part is the request's first. Uses the exact time instead of the batch
  * time, so that the duration of the previous state is correct. */
-static void trace_submitted(struct path_stream *stream, uint64_t length, bool begins)
+static void trace_submitted(struct path_stream *stream, bool page_cache, bool begins)
 {
 	struct path_request *request = stream->request;
 	uint64_t now_ns = ring_now_ns(request->path->ring);
 
 	if (stream->traced == NULL) {
-		stream->traced = path_trace_opened(request->record, stream->offset, length, now_ns);
+		stream->traced = path_trace_opened(
+			request->record, stream->offset, stream->part.length, now_ns);
 	}
-	path_trace_submitted(stream->traced, now_ns);
+	path_trace_submitted(stream->traced, placement_name(stream, page_cache), now_ns);
 	if (begins) {
 		request->edge_ns[PATH_STATE_DISK] = now_ns;
 	}
@@ -544,7 +543,7 @@ static bool path_part_submit(struct path_stream *stream, uint64_t length, bool p
 	part->offset = stream->offset;
 	part->length = length;
 	part->memory = stream->memory;
-	part->hints = request->hints;
+	part->requester = request->requester;
 	part->done = path_part_done;
 	part->progressed = request->progress_step > 0 && !stream->copied ? part_progressed : NULL;
 	part->progress_step = request->progress_step;
@@ -569,7 +568,7 @@ static bool path_part_submit(struct path_stream *stream, uint64_t length, bool p
 		path_set_state(request, PATH_STATE_DISK);
 	}
 	if (unlikely(request->record != NULL)) {
-		trace_submitted(stream, length, begins);
+		trace_submitted(stream, page_cache, begins);
 	}
 	stream->in_store = true;
 	request->parts_inflight++;
@@ -612,7 +611,7 @@ static bool start_page_cache(struct path_request *request)
 
 	if (request->cut || request->length > request->window_bytes || request->placement != NULL ||
 		request->page_cache_missed ||
-		(request->memory_rights & ~STORE_PAGE_CACHE_RIGHTS) != 0) {
+		!store_page_cache_has(request->export->store, request->memory_rights)) {
 		return false;
 	}
 	stream = stream_get(request->path, request); /* the request's own first stream */
@@ -627,7 +626,6 @@ static bool start_page_cache(struct path_request *request)
 		return false;
 	}
 	stream->memory = stream->part.memory;
-	stream->page_cache = true;
 	stream->unsent = stream->length;
 	admission_begin_unsent(request, stream->unsent);
 	request->export->page_cache_send_bytes += request->length;
@@ -861,7 +859,6 @@ bool path_next_fragment(
 		request->placement == NULL ? mem_add(stream->memory, stream->sent) : MEM_NONE;
 	fragment->offset = stream->offset + stream->sent;
 	fragment->length = length;
-	fragment->page_cache = stream->page_cache;
 	if (unlikely(request->record != NULL)) {
 		path_trace_handed(request->record, stream->traced, fragment->offset, length,
 			ring_now_ns(request->path->ring));

@@ -109,9 +109,6 @@ struct path_export {
 	uint64_t ram_for_room; /* number of parts that found the device memory full */
 	/* Error because of which the disk cannot use the device memory; 0: no error so far. */
 	int device_error;
-	/* number of parts that were copied although the request has a placement */
-	uint64_t staged_parts;
-	uint64_t placements_refused; /* number of placements whose memory the store cannot use */
 	/* number of parts that waited for the change of an ended connection */
 	uint64_t late_waits;
 	/* numbers of failed requests, see path_error_slot() */
@@ -120,8 +117,13 @@ struct path_export {
 	struct path_operation *operations[STORE_OP_COUNT];
 };
 
-/* Name of the metric that contains the counters ram_bytes, placed_bytes and device_bytes. */
-#define PATH_PLACEMENT_METRIC "export_placement_bytes"
+/* Name of the metric of payload by its place, and the values of its label "placement". Traced parts
+ * have the same values. */
+#define PATH_PLACEMENT_METRIC	  "export_placement_bytes"
+#define PATH_PLACEMENT_RAM	  "ram"
+#define PATH_PLACEMENT_REQUESTER  "requester"
+#define PATH_PLACEMENT_DEVICE	  "device"
+#define PATH_PLACEMENT_PAGE_CACHE "page_cache"
 
 extern const struct counter_table path_export_counter_table; /* describes struct path_export */
 
@@ -160,12 +162,11 @@ struct path_stream {
 	uint32_t room;	 /* the stream's share of request->live_bytes */
 	uint32_t unsent; /* the stream's share of client->unsent_bytes */
 	uint32_t valid;
-	uint32_t sent;	 /* number of bytes given to the session */
-	uint32_t done;	 /* number of bytes that the session has sent and returned */
-	bool in_store;	 /* the stream's part was submitted and is not done */
-	bool page_cache; /* the memory is in the store's page cache */
-	bool in_device;	 /* the memory is device memory */
-	bool in_place;	 /* the memory is the requester's */
+	uint32_t sent;	/* number of bytes given to the session */
+	uint32_t done;	/* number of bytes that the session has sent and returned */
+	bool in_store;	/* the stream's part was submitted and is not done */
+	bool in_device; /* the memory is device memory */
+	bool in_place;	/* the memory is the requester's */
 	/* the buffer is copied from or to the requester's memory */
 	bool copied;
 	struct path_trace_part *traced; /* the part's record in a trace; NULL: none */
@@ -177,8 +178,7 @@ struct path_fragment {
 	struct mem_ref memory; /* MEM_NONE: the bytes are in the placement */
 	uint64_t offset;       /* in the export */
 	uint32_t length;
-	bool last;	 /* the last fragment of this request */
-	bool page_cache; /* sending the bytes can fail with -EFAULT, see store_page_cache_ref() */
+	bool last; /* the last fragment of this request */
 };
 
 /* State of a costly request; see admission.h. */
@@ -191,7 +191,8 @@ struct path_request {
 	uint32_t flags; /* enum store_flag */
 	uint64_t offset;
 	uint64_t length;
-	struct store_hints hints;
+	/* the connection, see struct peer: its requests can form a sequence; 0: unknown */
+	uint64_t requester;
 	uint32_t extent_max; /* STORE_EXTENTS: maximum number of extents, 1 to PATH_EXTENTS_MAX */
 	/* STORE_COPY: the source must stay open until the request is idle */
 	struct store_copy copy;
@@ -260,14 +261,15 @@ struct path_request {
 	uint32_t streams_live;
 	bool abandoned;
 	bool first_used;
-	bool measured; /* the request is included in the measurements of struct overlap */
-	bool slow;     /* the request is included in path->slow_count */
-	bool cut;      /* the request is cut into parts, or reported in steps */
-	bool counted;  /* the request is included in overlap->request_bytes */
-	bool compared; /* overlap_begin() was called for the request; read-only for sessions */
-	bool striped;  /* the parts are in an order that keeps all members busy */
-	bool stages;   /* blocks of the placement that are not aligned are copied */
-	bool unstable; /* others can change or remove the memory of the placement */
+	bool measured;	 /* the request is included in the measurements of struct overlap */
+	bool slow;	 /* the request is included in path->slow_count */
+	bool cut;	 /* the request is cut into parts, or reported in steps */
+	bool counted;	 /* the request is included in overlap->request_bytes */
+	bool compared;	 /* overlap_begin() was called for the request; read-only for sessions */
+	bool striped;	 /* the parts are in an order that keeps all members busy */
+	bool stages;	 /* blocks of the placement that are not aligned are copied */
+	bool stages_all; /* all blocks of the placement are copied */
+	bool unstable;	 /* others can change or remove the memory of the placement */
 	bool page_cache_missed;
 	bool atomic;	  /* the request is a write that must be a single part */
 	bool atomic_held; /* the request uses the export's block for atomic writes */
@@ -278,8 +280,8 @@ struct path_request {
 };
 
 enum {
-	/* Part size of reads through the page cache. Such a read is a copy that completes
-	 * immediately, so it cannot overlap with the network. */
+	/* Part size of reads through the page cache, and of single reads with mode=auto. Larger
+	 * parts need more CPU time if the data is not in the page cache. */
 	PATH_CACHED_PART_BYTES = 512 << 10,
 	/* If memory is short, a part gets a smaller buffer: this much, or the client's reserve. */
 	PATH_PART_BYTES_MIN = 64 << 10,

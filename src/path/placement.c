@@ -9,12 +9,28 @@
  *
  * Direct I/O needs whole blocks at aligned addresses. If the CPU can access all segments, a block
  * that is not aligned in memory, or in which a segment ends, is staged in RAM and copied. Otherwise
- * the store uses the memory for this block through the page cache.
+ * the store uses the memory for this block through the page cache. If only MEM_PROMPT is missing,
+ * all blocks are staged: this thread can wait for the memory, but not the thread of the store's
+ * owner.
  */
 #include <string.h>
 
 #include "base/bytes.h"
 #include "path/path.h"
+
+const char *placement_name(const struct path_stream *stream, bool page_cache)
+{
+	if (stream->request->op != STORE_READ && stream->request->op != STORE_WRITE) {
+		return NULL;
+	}
+	if (page_cache) {
+		return PATH_PLACEMENT_PAGE_CACHE;
+	}
+	if (stream->in_device) {
+		return PATH_PLACEMENT_DEVICE;
+	}
+	return stream->in_place ? PATH_PLACEMENT_REQUESTER : PATH_PLACEMENT_RAM;
+}
 
 void placement_check(struct path_request *request)
 {
@@ -29,8 +45,8 @@ void placement_check(struct path_request *request)
 		bytes += request->placement[i].bytes;
 	}
 	GMB_ASSERT(bytes == request->length);
-	if ((rights & needs) != needs) {
-		request->export->placements_refused++;
+	request->stages_all = (needs & ~rights) == MEM_PROMPT;
+	if ((rights & needs) != needs && !request->stages_all) {
 		request->placement = NULL;
 	}
 	request->stages = (read ? info->read_direct : info->write_direct) &&
@@ -75,6 +91,10 @@ bool placement_run(struct path_request *request, const struct cut_range *range, 
 	struct mem_segment here = placement_at(request, at);
 	bool direct = false;
 
+	if (unlikely(request->stages_all)) {
+		*bytes_out = end - range->offset;
+		return false;
+	}
 	*bytes_out = MIN(here.bytes, range->bytes);
 	/* A range that does not consist of whole blocks of the export is transferred through the
 	 * page cache anyway, so its memory need not be aligned. */

@@ -498,8 +498,9 @@ struct path_trace_part *path_trace_opened(
 	return part;
 }
 
-void path_trace_submitted(struct path_trace_part *part, uint64_t now_ns)
+void path_trace_submitted(struct path_trace_part *part, const char *placement, uint64_t now_ns)
 {
+	part->placement = placement;
 	part->submitted_ns = MAX(now_ns, part->opened_ns);
 }
 
@@ -595,20 +596,22 @@ const struct path_trace_piece *path_trace_pieces(const struct path_trace_part *p
 #define EXPORT(field, unit, name, ...)                                                             \
 	COUNTER(struct path_export, field, TOTAL, unit, name, __VA_ARGS__)
 
+#define PLACEMENT(name) "placement=\"" name "\""
+
 static const struct counter path_export_counter_list[] = {
 	EXPORT(ram_bytes, BYTES, "ram_bytes", "Bytes of reads and writes staged in server memory",
-		.metric = PATH_PLACEMENT_METRIC, .labels = "placement=\"ram\"",
+		.metric = PATH_PLACEMENT_METRIC, .labels = PLACEMENT(PATH_PLACEMENT_RAM),
 		.family = "Payload of reads and writes, by placement"),
 	EXPORT(placed_bytes, BYTES, "placed_bytes",
 		"Bytes of reads and writes without staging: in shared memory of a client, or in "
 		"the receive buffer of a small write",
-		.metric = PATH_PLACEMENT_METRIC, .labels = "placement=\"requester\""),
+		.metric = PATH_PLACEMENT_METRIC, .labels = PLACEMENT(PATH_PLACEMENT_REQUESTER)),
 	EXPORT(device_bytes, BYTES, "device_bytes",
 		"Bytes of reads and writes in memory of a PCI device",
-		.metric = PATH_PLACEMENT_METRIC, .labels = "placement=\"device\""),
+		.metric = PATH_PLACEMENT_METRIC, .labels = PLACEMENT(PATH_PLACEMENT_DEVICE)),
 	EXPORT(page_cache_send_bytes, BYTES, "page_cache_send_bytes",
 		"Bytes of reads sent directly from the page cache, without a copy by the server",
-		.metric = PATH_PLACEMENT_METRIC, .labels = "placement=\"page_cache\""),
+		.metric = PATH_PLACEMENT_METRIC, .labels = PLACEMENT(PATH_PLACEMENT_PAGE_CACHE)),
 	EXPORT(page_cache_send_misses, ITEMS, "page_cache_send_misses",
 		"Large reads that the server copied, because their data was not in the page cache "
 		"or began with zeroes",
@@ -658,8 +661,6 @@ void path_export_init(struct path_export *path_export, uint32_t overlap, struct 
 	path_export->ram_for_session = 0;
 	path_export->ram_for_room = 0;
 	path_export->device_error = 0;
-	path_export->staged_parts = 0;
-	path_export->placements_refused = 0;
 	path_export->late_waits = 0;
 	path_export->atomic_bytes = 0;
 	path_export->atomic.memory = MEM_NONE;

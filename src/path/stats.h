@@ -163,7 +163,8 @@ struct path_trace_part {
 	struct path_trace_part *next; /* list of parts; the part that was opened first is first */
 	uint64_t offset;
 	uint64_t length;
-	uint64_t opened_ns; /* time at which the part got its memory */
+	const char *placement; /* place of the payload, PATH_PLACEMENT_*; NULL: none yet */
+	uint64_t opened_ns;    /* time at which the part got its memory */
 	/* time at which the part was submitted to the disk, after the payload of a write was
 	 * complete */
 	uint64_t submitted_ns;
@@ -215,9 +216,10 @@ void path_trace_begin(struct path_trace *trace, enum store_op op, struct path_tr
  * record. */
 struct path_trace_part *path_trace_opened(
 	struct path_trace_request *record, uint64_t offset, uint64_t length, uint64_t now_ns);
-/* Record the events of a part. now_ns can be the time of the batch of events, which can be before
- * the part's previous event. The event is then recorded with the time of the previous event. */
-void path_trace_submitted(struct path_trace_part *part, uint64_t now_ns);
+/* Record the events of a part. placement: NULL, or a text that outlives the trace. now_ns can be
+ * the time of the batch of events, which can be before the part's previous event. The event is then
+ * recorded with the time of the previous event. */
+void path_trace_submitted(struct path_trace_part *part, const char *placement, uint64_t now_ns);
 void path_trace_progress(struct path_trace_request *record, struct path_trace_part *part,
 	uint64_t bytes, uint64_t now_ns);
 void path_trace_done(struct path_trace_part *part, int result, uint64_t now_ns);

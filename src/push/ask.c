@@ -18,7 +18,9 @@ struct push_ask {
 	bool connected;
 	bool lost;
 	bool closed;
+	bool has_warned; /* that the server does not respond */
 	uint64_t timeout_ns;
+	char label[EXPORT_URI_LABEL_BYTES];
 	struct push_wire_welcome welcome;
 	uint8_t message[PUSH_MESSAGE_BYTES_MAX];
 };
@@ -51,6 +53,34 @@ static int ask_left_ms(uint64_t until_ns)
 		       : (int)MIN((until_ns - now_ns) / NS_PER_MS + 1, UINT64_C(1000000));
 }
 
+static int ask_limit_ms(const struct push_ask *ask)
+{
+	return (int)MIN(ask->timeout_ns / NS_PER_MS + 1, UINT64_C(1000000));
+}
+
+/* Called after EXPORT_URI_SILENT_MS without a response. Warns once. */
+static void ask_warn(struct push_ask *ask)
+{
+	char text[EXPORT_URI_SILENT_BYTES];
+
+	if (!ask->has_warned) {
+		ask->has_warned = true;
+		log_warning("%s", export_uri_silent(text, ask->label, ask->timeout_ns / NS_PER_MS));
+	}
+}
+
+/* Waits for the connection, for `timeout_ms` at most. Returns 0 unless it has failed. */
+static int ask_wait_for(struct push_ask *ask, int timeout_ms, struct error *error)
+{
+	uint64_t until_ns = clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS;
+	int result = 0;
+
+	while (result == 0 && !ask->connected && (timeout_ms = ask_left_ms(until_ns)) > 0) {
+		result = ask_turn(ask, timeout_ms, error);
+	}
+	return result;
+}
+
 static int ask_broken(const char *rule, struct error *error)
 {
 	return error_set(error, -EPROTO, "the server broke a push rule: %s", rule);
@@ -67,7 +97,7 @@ static int ask_dial(struct push_ask *ask, const struct export_uri *uri, struct e
 		.tripwires = 1,
 		.peer_regions_max = 1,
 	};
-	uint64_t until_ns = clock_now_ns() + ask->timeout_ns;
+	int limit_ms = ask_limit_ms(ask);
 	char *address = export_uri_clan_address(uri);
 	const char *advice;
 	const char *rule;
@@ -88,12 +118,13 @@ static int ask_dial(struct push_ask *ask, const struct export_uri *uri, struct e
 			uri_connect_reason(result), advice != NULL ? "; " : "",
 			advice != NULL ? advice : "");
 	}
-	while (result == 0 && !ask->connected) {
-		int timeout_ms = ask_left_ms(until_ns);
-
-		result = timeout_ms == 0
-				 ? error_set(error, -ETIMEDOUT, "the server did not answer in time")
-				 : ask_turn(ask, timeout_ms, error);
+	result = ask_wait_for(ask, MIN(limit_ms, (int)EXPORT_URI_SILENT_MS), error);
+	if (result == 0 && !ask->connected && limit_ms > EXPORT_URI_SILENT_MS) {
+		ask_warn(ask);
+		result = ask_wait_for(ask, limit_ms - EXPORT_URI_SILENT_MS, error);
+	}
+	if (result == 0 && !ask->connected) {
+		result = error_set(error, -ETIMEDOUT, "the server did not answer in time");
 	}
 	if (result != 0) {
 		return result;
@@ -107,7 +138,6 @@ int push_ask_open(const struct export_uri *uri, uint64_t timeout_ns, struct push
 	struct error *error)
 {
 	struct push_ask *ask = calloc(1, sizeof(*ask));
-	char label[EXPORT_URI_LABEL_BYTES];
 	struct clan_error reason;
 	int result;
 
@@ -115,6 +145,7 @@ int push_ask_open(const struct export_uri *uri, uint64_t timeout_ns, struct push
 		return error_set(error, -ENOMEM, "out of memory for a connection");
 	}
 	ask->timeout_ns = timeout_ns;
+	export_uri_label(ask->label, uri);
 	result = clan_queue_create(NULL, &ask->queue, &reason);
 	if (result != 0) {
 		free(ask);
@@ -122,7 +153,7 @@ int push_ask_open(const struct export_uri *uri, uint64_t timeout_ns, struct push
 	}
 	result = ask_dial(ask, uri, error);
 	if (result != 0) {
-		error_prefix(error, "%s", export_uri_label(label, uri));
+		error_prefix(error, "%s", ask->label);
 		push_ask_close(ask);
 		return result;
 	}
@@ -215,6 +246,7 @@ static int exchange(struct push_ask *ask, uint32_t type, const struct iovec *par
 	uint32_t part_count, struct clan_message *head, struct error *error)
 {
 	int result = clan_sendv(ask->conn, CLAN_BULK, type, parts, part_count);
+	int limit_ms = ask_limit_ms(ask);
 
 	if (result == -ENOTCONN) {
 		return ask_ended(ask, 0, error);
@@ -222,8 +254,11 @@ static int exchange(struct push_ask *ask, uint32_t type, const struct iovec *par
 	if (result != 0) {
 		return error_set(error, result, "cannot query the server: %s", strerror(-result));
 	}
-	result = ask_hear(
-		ask, (int)MIN(ask->timeout_ns / NS_PER_MS + 1, UINT64_C(1000000)), head, error);
+	result = ask_hear(ask, MIN(limit_ms, (int)EXPORT_URI_SILENT_MS), head, error);
+	if (result == 0 && limit_ms > EXPORT_URI_SILENT_MS) {
+		ask_warn(ask);
+		result = ask_hear(ask, limit_ms - EXPORT_URI_SILENT_MS, head, error);
+	}
 	return result == 0 ? error_set(error, -ETIMEDOUT, "the server did not answer in time")
 			   : result;
 }

@@ -16,6 +16,8 @@
 
 struct push_ask;
 
+/* The functions that wait for the server log a warning if it does not respond, once for each
+ * connection; see export_uri_silent(). */
 GMB_MUST_CHECK int push_ask_open(const struct export_uri *uri, uint64_t timeout_ns,
 	struct push_ask **ask_out, struct error *error);
 /* Closes the connection. NULL is a no-op. */

@@ -104,7 +104,7 @@ void push_group_leave(struct push_group *group, uint32_t number)
 
 	group_lock();
 	group->joined &= ~BIT(number);
-	/* The job may never have begun, so that nobody has called push_group_end(). */
+	/* If the job has never begun, push_group_end() was not called. */
 	group->is_over |= number == 0;
 	is_last = group->joined == 0;
 	if (is_last) {

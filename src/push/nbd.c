@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A destination without push: the source is a client of that server, with libgmblock on the
- * source's own ring.
+ * A destination that does not support push: the source is an NBD client of this server, and
+ * libgmblock runs on the source's ring.
  *
  *   piece_send() ─▶ WRITE ─▶ push_source_written()
  *              └──▶ READ, compared ─▶ push_source_checked()      COMPARE
@@ -66,8 +66,6 @@ struct push_nbd {
 
 static void nbd_again_done(struct ring_op *op, int result)
 {
-	GMB_UNUSED(op);
-	GMB_UNUSED(result);
 }
 
 bool push_source_is_away(struct session *base)

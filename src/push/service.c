@@ -114,7 +114,6 @@ static void tick_done(struct ring_op *op, int result)
 	struct push_session *session = container_of(op, struct push_session, tick);
 	uint64_t now_ns = ring_now_ns(session->base.engine->ring);
 
-	GMB_UNUSED(result);
 	if (session->base.state == SESSION_TERMINATING) {
 		return;
 	}
@@ -452,8 +451,6 @@ static void session_resume(struct session *base)
  * waits for events. */
 static void session_flush(struct session *base, bool alone)
 {
-	GMB_UNUSED(base);
-	GMB_UNUSED(alone);
 }
 
 static void session_drain(struct session *base)
@@ -469,14 +466,6 @@ static void session_export_changed(struct session *base, enum export_change chan
 		push_session_job_fail(
 			session, -EPERM, "the user who requested the job no longer has permission");
 	}
-}
-
-/* A push session never keeps others from using memory: its slots are separate memory, and no
- * request waits for the peer. If the peer is silent, a tick ends the job and frees its slots. */
-static bool session_stalled(struct session *base)
-{
-	GMB_UNUSED(base);
-	return false;
 }
 
 static void session_abort(struct session *base)
@@ -595,7 +584,8 @@ const struct session_kind push_session_kind = {
 	.flush = session_flush,
 	.drain = session_drain,
 	.export_changed = session_export_changed,
-	.stalled = session_stalled,
+	/* without .stalled: slots are separate memory, no request waits for the peer, and a tick
+	 * ends the job of a silent peer */
 	.is_away = push_source_is_away,
 	.abort = session_abort,
 	.join = session_join,

@@ -12,8 +12,8 @@
  * Invariant: memory that the source can still change is either copied before it is used (the head
  * of a piece) or not interpreted (its bytes, which are data of the source's choice).
  *
- * A job can have further connections (JOIN, group.h), which only write pieces. Each has a session
- * and slots of its own.
+ * A job can have further connections (JOIN, group.h), which only write pieces. Each of these has
+ * its own session and slots.
  *
  * An untrusted user's source on a Unix socket could remove pages of the slots, which would stall
  * any thread that touches them. So its pieces are first copied to our own memory by helper threads.
@@ -25,7 +25,6 @@
 
 #include "base/bytes.h"
 #include "base/crc32c.h"
-#include "engine/fence.h"
 #include "push/sink.h"
 
 static const uint32_t work_edges[WORK_STATE_COUNT] = {
@@ -351,7 +350,7 @@ static void work_begin(struct work *work)
 		.op = operations[work->kind],
 		.offset = work->kind == WORK_FLUSH ? 0 : sink->claim->ticket.offset + work->offset,
 		.length = work->kind == WORK_FLUSH ? 0 : work->length,
-		.hints = { .requester = base->peer.id },
+		.requester = base->peer.id,
 		.window_bytes = PATH_WINDOW_BYTES,
 		.ascending = true,
 		.internal = true,
@@ -611,7 +610,7 @@ bool push_sink_tick(struct push_session *session)
 		if (push_group_goes_on(sink->group, sink->number)) {
 			return true;
 		}
-		session->job = 0; /* the end of this connection is not that of the job */
+		session->job = 0; /* the job continues without this connection */
 		session_terminate(&session->base, NULL);
 		return false;
 	}

@@ -4,7 +4,7 @@
  * writes the pieces that arrive in them.
  *
  * Threading: the ring's thread. Ownership: a sink belongs to its session. Errors: sink_start.c ends
- * the session; the others of the job are told by its group (group.h).
+ * the session. The group of the job (group.h) informs the other connections.
  */
 #pragma once
 

@@ -293,7 +293,7 @@ static void request_init(struct push_source *source, struct path_request *reques
 	request->client = &base->client;
 	request->op = op;
 	request->flags = 0;
-	request->hints = (struct store_hints){ .requester = base->peer.id };
+	request->requester = base->peer.id;
 	request->extent_max = PUSH_EXTENTS_MAX;
 	request->window_bytes = PATH_WINDOW_BYTES;
 	request->ascending = false;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "push/wire.h"
 
-#include <errno.h>
 #include <string.h>
 
 #include "base/bytes.h"
@@ -292,8 +291,8 @@ const char *push_ticket_fits(
 	return NULL;
 }
 
-/* The checks after that of the MAC can return early, because their results do not depend on the
- * key. */
+/* The MAC is compared in constant time. The later checks can return early, because their results do
+ * not depend on the key. */
 const char *push_ticket_check(const struct push_wire_ticket *ticket,
 	const uint8_t key[PUSH_KEY_BYTES], uint64_t now_s, const struct push_shower *shower)
 {

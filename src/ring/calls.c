@@ -16,7 +16,6 @@ enum { CALL_STACK_BYTES = 256 << 10 };
 
 uint64_t ring_now_ns(const struct ring *ring)
 {
-	GMB_UNUSED(ring);
 	return clock_now_ns();
 }
 
@@ -27,7 +26,6 @@ uint64_t ring_thread_cpu_ns(void)
 
 bool ring_secret(struct ring *ring, void *bytes, size_t len)
 {
-	GMB_UNUSED(ring);
 	return getrandom(bytes, len, 0) == (ssize_t)len;
 }
 

@@ -2,9 +2,9 @@
 /*
  * Memory references: the location of payload and the permitted kinds of access. On the path from
  * disk to network, payload has a reference instead of a pointer, because code on the CPU must not
- * access every payload: device memory, for example, might not have an address.
+ * access every payload: device memory and bytes of a file, for example, might not have an address.
  *
- *   mem_region   base, bytes, fixed-buffer index      a run of memory; owned elsewhere
+ *   mem_region   base, bytes, fixed-buffer index      a run of memory, or a file; owned elsewhere
  *      ▲
  *   mem_ref      a position in it, and rights         a value; 16 bytes, passed in registers
  *
@@ -24,19 +24,24 @@
 enum mem_right {
 	MEM_CPU_READ = 1 << 0,	/* instructions of this process can load from the memory */
 	MEM_CPU_WRITE = 1 << 1, /* instructions of this process can store to the memory */
-	MEM_SOCKET = 1 << 2,	/* socket operations can send from the memory and receive into it */
-	MEM_FIXED = 1 << 3,	/* the memory's region is in the ring's table of fixed buffers */
-	MEM_NIC = 1 << 4,	/* a network card can access the memory (RDMA) */
-	/* the memory has an address for system calls; implied by MEM_CPU_READ, MEM_CPU_WRITE and
-	 * MEM_SOCKET */
+	/* socket operations can send from the memory and receive into it; without MEM_ADDRESS:
+	 * ring_sendfile_now() can send the bytes of the region's file */
+	MEM_SOCKET = 1 << 2,
+	MEM_FIXED = 1 << 3, /* the memory's region is in the ring's table of fixed buffers */
+	MEM_NIC = 1 << 4,   /* a network card can access the memory (RDMA) */
+	/* the memory has an address for system calls; implied by MEM_CPU_READ and MEM_CPU_WRITE */
 	MEM_ADDRESS = 1 << 5,
 	/* Only this process can change the memory, so data does not change while an operation reads
 	 * it. Memory shared with a client or a peer does not have this right. */
 	MEM_STABLE = 1 << 6,
+	/* An access never waits for another process, so threads that serve others can access the
+	 * memory, too. Memory into which an untrusted peer can punch holes does not have this
+	 * right. */
+	MEM_PROMPT = 1 << 7,
 };
 
 /* Rights of ordinary memory of this process. */
-#define MEM_RAM (MEM_CPU_READ | MEM_CPU_WRITE | MEM_SOCKET | MEM_ADDRESS | MEM_STABLE)
+#define MEM_RAM (MEM_CPU_READ | MEM_CPU_WRITE | MEM_SOCKET | MEM_ADDRESS | MEM_STABLE | MEM_PROMPT)
 #define MEM_CPU (MEM_CPU_READ | MEM_CPU_WRITE)
 
 struct mem_region {
@@ -44,6 +49,7 @@ struct mem_region {
 	uint64_t bytes;
 	int32_t fixed_idx; /* index in the ring's buffer table; valid with MEM_FIXED */
 	uint32_t rights;   /* enum mem_right: rights of a new reference to the region */
+	int fd;		   /* the file; valid with MEM_SOCKET and without MEM_ADDRESS */
 };
 
 struct mem_ref {
@@ -138,6 +144,6 @@ static inline uint8_t *mem_cpu_write(struct mem_ref memory)
  * bytes. */
 static inline void *mem_socket_ptr(struct mem_ref memory)
 {
-	GMB_ASSERT((memory.rights & MEM_SOCKET) != 0);
+	GMB_ASSERT((memory.rights & MEM_SOCKET) != 0 && (memory.rights & MEM_ADDRESS) != 0);
 	return (void *)(uintptr_t)memory.at;
 }

@@ -79,14 +79,10 @@ enum ring_code {
 /* Kernel features, found by probing at start. Shown by "gmblock info --local". */
 struct ring_features {
 	bool available;		 /* io_uring is usable */
-	bool single_issuer;	 /* the kernel can rely on a single submitting thread (6.0) */
-	bool defer_taskrun;	 /* completions run only when this thread waits (6.1) */
-	bool registered_ring;	 /* the ring's own descriptor is registered (5.18) */
-	bool registered_files;	 /* sparse file table (5.19) */
-	bool registered_buffers; /* sparse buffer table (5.19) */
+	bool registered_ring;	 /* the ring's own descriptor is registered */
+	bool registered_files;	 /* sparse file table */
+	bool registered_buffers; /* sparse buffer table */
 	bool min_timeout;	 /* a wait can gather completions for a limited time (6.12) */
-	bool send_zero_copy;	 /* IORING_OP_SEND_ZC (6.0) */
-	int available_error;	 /* negative errno when !available */
 	uint32_t buffer_error;	 /* errno of a failed test registration; 0 if it succeeded */
 };
 
@@ -109,8 +105,6 @@ struct ring_options {
 struct ring_counters {
 	uint64_t enters; /* io_uring_enter system calls */
 	uint64_t waits;	 /* number of calls that could block */
-	uint64_t completions;
-	uint64_t submissions;
 	uint64_t messages;
 	uint64_t events; /* events handled by event sources */
 	uint64_t looks;	 /* unsuccessful looks for completions and events while polling */
@@ -136,6 +130,8 @@ void ring_destroy(struct ring *ring);
 void ring_probe(struct ring_features *features);
 const struct ring_features *ring_features(const struct ring *ring);
 const struct ring_counters *ring_counters(const struct ring *ring);
+/* For use in src/ring only: adds to ring_counters.direct. */
+void ring_count_direct(struct ring *ring, uint32_t calls);
 
 /* Runs turns until ring_stop() is called, and returns at the end of the current turn. */
 void ring_run(struct ring *ring);
@@ -338,9 +334,7 @@ void ring_recv(struct ring *ring, struct ring_op *op, struct ring_file file, voi
  * error. The caller then sends the rest, and gets the error if it persists. Never raises SIGPIPE.
  * At most one send can be in flight per socket.
  *
- * MSG_WAITALL is never used, because kernel TLS rejects the flag, and because of a kernel bug that
- * affects sends from the page cache (disk/map.c): if a page cannot be read, a Unix socket loses the
- * data that it copied before that page.
+ * MSG_WAITALL is never used, because kernel TLS rejects the flag.
  */
 void ring_send(struct ring *ring, struct ring_op *op, struct ring_file file, const void *buf,
 	size_t len, ring_done_fn *done);
@@ -411,3 +405,12 @@ GMB_MUST_CHECK ssize_t ring_recvmsg_now(
 	struct ring *ring, struct ring_file file, struct msghdr *message);
 GMB_MUST_CHECK ssize_t ring_sendmsg_now(
 	struct ring *ring, struct ring_file file, const struct msghdr *message);
+/*
+ * Like ring_sendmsg_now(), for count bytes of a file (> 0), a reference with MEM_SOCKET and without
+ * MEM_ADDRESS. The socket refers to the page cache, so the peer receives bytes that may be changed
+ * until then. Bytes that are not in the page cache are read first, which blocks. -EFAULT: the file
+ * ends before the first byte, or cannot be read there. Never raises SIGPIPE if the process ignores
+ * it.
+ */
+GMB_MUST_CHECK ssize_t ring_sendfile_now(
+	struct ring *ring, struct ring_file file, struct mem_ref bytes, size_t count);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Setup of an io_uring: finds the best combination of flags that the kernel accepts, and the
- * available features. */
+/* Setup of an io_uring: finds the available features. */
 #include <errno.h>
 #include <liburing.h>
 #include <string.h>
@@ -17,60 +16,22 @@
 
 enum { CQ_FACTOR = 4 };
 
-static unsigned setup_flags(const struct ring_features *features, bool is_restricted)
-{
-	unsigned flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE;
-
-	if (is_restricted) { /* disabled until restrict_ring() */
-		flags |= IORING_SETUP_R_DISABLED;
-	}
-	if (features->defer_taskrun) {
-		flags |= IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
-			 IORING_SETUP_TASKRUN_FLAG;
-	} else if (features->single_issuer) {
-		flags |= IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN;
-	}
-	return flags;
-}
-
 static int setup_uring(
 	struct io_uring *uring, const struct ring_options *options, struct ring_features *features)
 {
-	/* Best combination first. The kernel returns -EINVAL if it does not know a flag. */
-	static const struct {
-		bool single_issuer;
-		bool defer_taskrun;
-	} attempts[] = { { true, true }, { true, false }, { false, false } };
-	int result = -EINVAL;
+	struct io_uring_params params = {
+		.flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE | IORING_SETUP_SINGLE_ISSUER |
+			 IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG,
+		.cq_entries = options->entries * CQ_FACTOR,
+	};
+	int result;
 
-	for (size_t i = 0; i < ARRAY_COUNT(attempts); i++) {
-		struct io_uring_params params;
-
-		features->single_issuer = attempts[i].single_issuer;
-		features->defer_taskrun = attempts[i].defer_taskrun;
-		memset(&params, 0, sizeof(params));
-		params.flags = setup_flags(features, options->is_restricted);
-		params.cq_entries = options->entries * CQ_FACTOR;
-		result = io_uring_queue_init_params(options->entries, uring, &params);
-		if (result == 0) {
-			features->min_timeout = (params.features & IORING_FEAT_MIN_TIMEOUT) != 0;
-			return 0;
-		}
-		if (result != -EINVAL) {
-			break;
-		}
+	if (options->is_restricted) { /* disabled until restrict_ring() */
+		params.flags |= IORING_SETUP_R_DISABLED;
 	}
+	result = io_uring_queue_init_params(options->entries, uring, &params);
+	features->min_timeout = result == 0 && (params.features & IORING_FEAT_MIN_TIMEOUT) != 0;
 	return result;
-}
-
-static void probe_opcodes(struct io_uring *uring, struct ring_features *features)
-{
-	struct io_uring_probe *probe = io_uring_get_probe_ring(uring);
-
-	if (probe != NULL) {
-		features->send_zero_copy = io_uring_opcode_supported(probe, IORING_OP_SEND_ZC);
-		io_uring_free_probe(probe);
-	}
 }
 
 /* Tries to register and unregister one page: only this reveals whether the locked-memory limit and
@@ -166,11 +127,9 @@ int ring_setup(
 	*features = (struct ring_features){ 0 };
 	result = setup_uring(uring, options, features);
 	if (result < 0) {
-		*features = (struct ring_features){ .available_error = result };
 		return result;
 	}
 	features->available = true;
-	probe_opcodes(uring, features);
 	features->registered_ring = io_uring_register_ring_fd(uring) == 1;
 	features->registered_files = io_uring_register_files_sparse(uring, options->files_max) == 0;
 	probe_buffers(uring, features, options->buffers_max);
@@ -195,6 +154,7 @@ int ring_setup_explain(int code, struct error *error)
 {
 	switch (code) {
 	case -ENOSYS:
+	case -EINVAL: /* Linux before 6.1 does not know all flags */
 		return error_set(error, code,
 			"no io_uring: gmblock requires Linux 6.1 or newer built with "
 			"CONFIG_IO_URING, and in a container a seccomp profile that allows it");

@@ -96,7 +96,6 @@ int ring_thread_start(const struct ring_thread_options *options, struct ring_thr
 
 static void thread_deliver_stop(struct ring *ring, struct ring_message *message)
 {
-	GMB_UNUSED(message);
 	ring_stop(ring);
 }
 
@@ -133,7 +132,6 @@ static void thread_deliver_call(struct ring *ring, struct ring_message *message)
 {
 	struct thread_call *call = container_of(message, struct thread_call, message);
 
-	GMB_UNUSED(ring);
 	/* From here on the caller cannot give up any more; if it has given up before, the call is
 	 * not made. Acquire and release order: call() sees the data that the caller prepared. */
 	if (atomic_exchange_explicit(&call->decided, true, memory_order_acq_rel)) {

@@ -3,13 +3,8 @@
 
 #include <errno.h>
 #include <liburing.h>
-#include <linux/sockios.h>
-#include <linux/tcp.h>
-#include <netinet/in.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -181,6 +176,11 @@ const struct ring_features *ring_features(const struct ring *ring)
 const struct ring_counters *ring_counters(const struct ring *ring)
 {
 	return &ring->counters;
+}
+
+void ring_count_direct(struct ring *ring, uint32_t calls)
+{
+	ring->counters.direct += calls;
 }
 
 /* --- time and random numbers ----------------------------------------------------------------- */
@@ -522,7 +522,6 @@ static int uring_turn(struct ring *ring, bool wait, uint64_t limit_ns)
 		}
 		op = next;
 	}
-	ring->counters.completions += (uint64_t)count;
 	if (ring->source_events > 0 || !list_is_empty(&ring->sources.list)) {
 		count += uring_run_sources(ring);
 	}
@@ -646,39 +645,12 @@ void ring_memory_remove(struct ring *ring, struct mem_region *region)
 	region->rights &= ~(uint32_t)MEM_FIXED;
 }
 
-bool ring_socket_traffic(struct ring *ring, struct ring_file file, struct ring_traffic *traffic)
-{
-	struct tcp_info info = { 0 };
-	socklen_t bytes = sizeof(info);
-
-	ring->counters.direct++;
-	if (getsockopt(file.fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) < 0) {
-		return false;
-	}
-	traffic->acked_bytes = info.tcpi_bytes_acked;
-	traffic->busy_ns = info.tcpi_busy_time * UINT64_C(1000);
-	return true;
-}
-
-bool ring_socket_unacked(struct ring *ring, struct ring_file file, uint64_t *bytes_out)
-{
-	int bytes = 0;
-
-	ring->counters.direct++;
-	if (ioctl(file.fd, SIOCOUTQ, &bytes) < 0) {
-		return false;
-	}
-	*bytes_out = (uint64_t)bytes;
-	return true;
-}
-
 /* --- operations ---------------------------------------------------------------------------- */
 
 static struct io_uring_sqe *sqe_get(struct ring *ring)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&ring->uring);
 
-	ring->counters.submissions++;
 	while (unlikely(sqe == NULL)) { /* the submission queue is full: submit it and retry */
 		int result = io_uring_submit(&ring->uring);
 
@@ -807,27 +779,6 @@ void ring_recvmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 		sqe, file.fd, message, MSG_CMSG_CLOEXEC | (wait_all ? MSG_WAITALL : 0));
 	sqe_set_file(sqe, file);
 	io_uring_sqe_set_data(sqe, op);
-}
-
-ssize_t ring_recvmsg_now(struct ring *ring, struct ring_file file, struct msghdr *message)
-{
-	ssize_t got;
-
-	ring->counters.direct++;
-	if (unlikely(file.is_guarded) && message->msg_control == NULL) {
-		return ring_guard_receive(file.fd, message);
-	}
-	got = recvmsg(file.fd, message, MSG_DONTWAIT);
-	return got < 0 ? -errno : got;
-}
-
-ssize_t ring_sendmsg_now(struct ring *ring, struct ring_file file, const struct msghdr *message)
-{
-	ssize_t sent = sendmsg(
-		file.fd, message, MSG_DONTWAIT | MSG_NOSIGNAL | (message->msg_flags & MSG_MORE));
-
-	ring->counters.direct++;
-	return sent < 0 ? -errno : sent;
 }
 
 void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,

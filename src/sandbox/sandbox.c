@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <libgen.h>
 #include <limits.h>
 #include <pwd.h>
@@ -13,7 +14,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/bytes.h"
 #include "base/log.h"
 #include "sandbox/layers.h"
 
@@ -137,10 +137,7 @@ static const char *const system_folders[] = {
 /* Returns whether a folder is shared by all programs of one user, like /run/user/1000. */
 static bool is_of_user(const char *folder)
 {
-	static const char above[] = "/run/user/";
-	size_t bytes = sizeof(above) - 1;
-
-	return strncmp(folder, above, bytes) == 0 && strchr(folder + bytes, '/') == NULL;
+	return fnmatch("/run/user/*", folder, FNM_PATHNAME) == 0;
 }
 
 /* Returns whether a folder is broad; see sandbox_is_broad(). folder: as returned by realpath(). */

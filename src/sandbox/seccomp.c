@@ -41,9 +41,6 @@
 #define __NR_futex_wait	   455
 #define __NR_futex_requeue 456
 #endif
-#ifndef PR_SET_VMA
-#define PR_SET_VMA 0x53564d41
-#endif
 
 /* Result of calls without a rule: the same error as on a kernel that does not have the call,
  * because libraries can handle this error. */
@@ -532,13 +529,11 @@ bool seccomp_works(void)
 
 int seccomp_enter(const struct sandbox *sandbox)
 {
-	GMB_UNUSED(sandbox);
 	return -EOPNOTSUPP;
 }
 
 int seccomp_seal(const struct sandbox *sandbox)
 {
-	GMB_UNUSED(sandbox);
 	return -EOPNOTSUPP;
 }
 

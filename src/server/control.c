@@ -7,18 +7,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "control/control.h"
+#include "server/change/exports.h"
 #include "server/change/jobs.h"
 #include "server/fence/fencing.h"
 #include "server/lease/leases.h"
+#include "server/listen/address.h"
 #include "server/observe/metrics.h"
 #include "server/observe/stats.h"
 #include "server/observe/tracing.h"
@@ -31,7 +31,7 @@ enum {
 };
 
 struct server_control {
-	struct server_view view;
+	const struct server_view *view;
 	struct listener listener;
 	struct control_server *server;
 	struct tracing *tracing;
@@ -120,41 +120,24 @@ static int server_control_listen_at(
 	struct listener *listener, const char *path, struct error *error)
 {
 	char socket_path[PATH_BYTES];
-	struct export_uri uri = { .protocol = "nbd", .is_unix = true, .socket_path = socket_path };
+	struct export_uri uri = {
+		.protocol = LISTENER_CONTROL, .is_unix = true, .socket_path = socket_path
+	};
 	uint32_t retries = LISTENER_RETRIES;
+	size_t path_bytes = strlen(path);
 	mode_t before;
 	int rc;
 
-	if (strlen(path) >= sizeof(socket_path)) {
+	if (path_bytes >= sizeof(socket_path)) {
 		return error_set(
 			error, -ENAMETOOLONG, "the path of the control socket is too long");
 	}
-	snprintf(socket_path, sizeof(socket_path), "%s", path);
-	uri.socket_path_bytes = (uint32_t)strlen(path);
+	memcpy(socket_path, path, path_bytes + 1);
+	uri.socket_path_bytes = (uint32_t)path_bytes;
 	before = umask(0177);
 	rc = listener_open(&uri, NULL, &retries, listener, error);
 	umask(before);
 	return rc;
-}
-
-/* Removes a socket on which no process listens. The socket of a live server stays, even if that
- * server is in another container that shares the folder. */
-static void remove_if_stale(const char *path)
-{
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-
-	if (fd < 0) {
-		return;
-	}
-	/* A longer path is cut: no server listens at a path that does not fit into an
-	 * address. */
-	memcpy(address.sun_path, path, MIN(strlen(path), sizeof(address.sun_path) - 1));
-	if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0 &&
-		errno == ECONNREFUSED) {
-		(void)unlink(path);
-	}
-	close(fd);
 }
 
 /* Returns whether the socket is so new that its server may not listen on it yet. Such a socket must
@@ -207,7 +190,11 @@ static void sweep_entry(const char *folder, const char *name)
 		return;
 	}
 	if (strcmp(end, ".sock") == 0) {
-		remove_if_stale(path);
+		/* The socket of a live server stays, even if that server is in another container
+		 * that shares the folder. */
+		if (listen_address_is_abandoned(path)) {
+			(void)unlink(path);
+		}
 	} else if (strcmp(end, SERVER_RECORD_SUFFIX) == 0) {
 		remove_record(path, strlen(path) - strlen(end));
 	}
@@ -275,10 +262,9 @@ static void begin_stats(void *context, struct control_client *client, const json
 	json_t *document;
 	int code;
 
-	GMB_UNUSED(arguments);
-	document = stats_document(&control->view, &code);
+	document = stats_document(control->view, &code);
 	if (code < 0) {
-		control_fail(client, code, server_call_error(code));
+		control_fail(client, code, reactor_call_text(code));
 	} else {
 		control_reply(client, document);
 	}
@@ -286,8 +272,6 @@ static void begin_stats(void *context, struct control_client *client, const json
 
 static void begin_counters(void *context, struct control_client *client, const json_t *arguments)
 {
-	GMB_UNUSED(context);
-	GMB_UNUSED(arguments);
 	control_reply(client, stats_counters());
 }
 
@@ -295,15 +279,12 @@ static void begin_metrics(void *context, struct control_client *client, const js
 {
 	const struct server_control *control = context;
 	bool openmetrics = json_is_true(json_object_get(arguments, "openmetrics"));
-	struct totals totals;
-	char *text = NULL;
+	char *text;
 	size_t bytes;
-	int rc = totals_collect(&control->view, &totals);
+	int rc = metrics_format(control->view, openmetrics, &text, &bytes);
 
-	rc = rc ?: metrics_format(&totals, openmetrics, &text, &bytes);
-	totals_fini(&totals);
 	if (rc < 0) {
-		control_fail(client, rc, server_call_error(rc));
+		control_fail(client, rc, reactor_call_text(rc));
 	} else {
 		control_reply(client, json_pack("{s:s%}", "text", text, bytes));
 		free(text);
@@ -332,7 +313,6 @@ static const struct control_command stats_command = {
 
 static void server_control_tell_identities(struct engine *engine, void *context)
 {
-	GMB_UNUSED(context);
 	engine_identity_limits_changed(engine);
 }
 
@@ -394,7 +374,7 @@ static int server_control_change_rule(const struct server_view *view, json_int_t
 	}
 	rc = server_control_tell_all(view);
 	if (rc < 0) {
-		return error_set(error, rc, "%s", server_call_error(rc));
+		return error_set(error, rc, "%s", reactor_call_text(rc));
 	}
 	log_info("the %s of rate rule %lld is now %s", what_of(change), (long long)rule,
 		change->taken);
@@ -420,7 +400,7 @@ static void begin_rate(void *context, struct control_client *client, const json_
 	rc = parse_change(&change, rate, memory, &error);
 	if (rc == 0) {
 		rc = server_control_change_rule(
-			&control->view, json_integer_value(rule), &change, &error);
+			control->view, json_integer_value(rule), &change, &error);
 	}
 	if (rc < 0) {
 		control_fail(client, rc, error.text);
@@ -451,7 +431,7 @@ static void begin_fence(void *context, struct control_client *client, const json
 
 	if (action != NULL && strcmp(action, "list") == 0) {
 		control_reply(
-			client, json_pack("{s:o?}", "nodes", fencing_list(control->view.fencing)));
+			client, json_pack("{s:o?}", "nodes", fencing_list(control->view->fencing)));
 		return;
 	}
 	while (action != NULL && at < ARRAY_COUNT(actions) && strcmp(action, actions[at]) != 0) {
@@ -463,7 +443,7 @@ static void begin_fence(void *context, struct control_client *client, const json
 			"list, \"node\" (text) are required");
 		return;
 	}
-	rc = fencing_ask(control->view.fencing, NULL, (enum fence_action)at, node, text);
+	rc = fencing_ask(control->view->fencing, NULL, (enum fence_action)at, node, text);
 	if (rc == 0) {
 		control_reply(client, json_pack("{s:b}", "done", true));
 	} else {
@@ -482,7 +462,7 @@ static const struct control_command fence_command = {
 static bool has_node(const struct server_control *control, const char *node)
 {
 	uint32_t count = 0;
-	struct fencing_view *views = fencing_views(control->view.fencing, &count);
+	struct fencing_view *views = fencing_views(control->view->fencing, &count);
 	bool has = false;
 
 	for (uint32_t i = 0; views != NULL && i < count; i++) {
@@ -492,23 +472,10 @@ static bool has_node(const struct server_control *control, const char *node)
 	return has;
 }
 
-static bool has_export(const struct server_control *control, const char *name)
-{
-	for (uint32_t i = 0; i < control->view.export_count; i++) {
-		const struct export *export = control->view.exports[i];
-
-		if (export->name_bytes == strlen(name) &&
-			memcmp(export->name, name, export->name_bytes) == 0) {
-			return true;
-		}
-	}
-	return false;
-}
-
 static void change_lease(const struct server_control *control, struct control_client *client,
 	bool offers, const char *export, const char *node)
 {
-	struct lease_book *book = leases_book(control->view.leases);
+	struct lease_book *book = leases_book(control->view->leases);
 	uint32_t bytes = (uint32_t)strlen(export);
 	char text[ERROR_TEXT_BYTES];
 	int rc;
@@ -539,20 +506,22 @@ static void begin_lease(void *context, struct control_client *client, const json
 	const char *action = json_string_value(json_object_get(arguments, "action"));
 	const char *export = json_string_value(json_object_get(arguments, "export"));
 	const char *node = json_string_value(json_object_get(arguments, "node"));
+	bool lists = action != NULL && strcmp(action, "list") == 0;
 	bool offers = action != NULL && strcmp(action, "offer") == 0;
+	bool releases = action != NULL && strcmp(action, "release") == 0;
 	char text[ERROR_TEXT_BYTES];
 
-	if (action != NULL && strcmp(action, "list") == 0) {
-		control_reply(client,
-			json_pack("{s:o?}", "leases", leases_list(control->view.leases, NULL)));
-	} else if ((!offers && (action == NULL || strcmp(action, "release") != 0)) ||
-		   export == NULL || (offers && node == NULL)) {
+	if ((!lists && !offers && !releases) || (!lists && export == NULL) ||
+		(offers && node == NULL)) {
 		control_fail(client, -EINVAL,
 			"the argument \"action\" (list, offer or release) and, except for list, "
 			"\"export\" (text) are required, for offer also \"node\" (text)");
-	} else if (!has_export(control, export)) {
-		snprintf(text, sizeof(text), "there is no export \"%s\"", quote(export));
+	} else if (export != NULL && exports_find(control->view->exports, export) == NULL) {
+		snprintf(text, sizeof(text), EXPORTS_ABSENT_TEXT, quote(export));
 		control_fail(client, -ENOENT, text);
+	} else if (lists) {
+		control_reply(client,
+			json_pack("{s:o?}", "leases", leases_list(control->view->leases, NULL)));
 	} else if (node != NULL && !has_node(control, node)) {
 		snprintf(text, sizeof(text),
 			"there is no node '%s'; nodes are described in the configuration file of "
@@ -569,12 +538,6 @@ static const struct control_command lease_command = {
 	.right = CONTROL_CHANGE,
 	.begin = begin_lease,
 };
-
-const char *server_call_error(int code)
-{
-	return code == -ETIMEDOUT ? "a thread of the server does not respond; a disk may hang"
-				  : "out of memory";
-}
 
 /* --- life ---------------------------------------------------------------------------------- */
 
@@ -594,7 +557,7 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 		listener_close(listener);
 		return error_oom_for(error, "a control socket");
 	}
-	control->view = *view;
+	control->view = view;
 	control->listener = *listener;
 	*listener = (struct listener){ 0 };
 	rc = control_server_create(control->listener.fds[0], &control->server, error);
@@ -605,11 +568,11 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 		control_server_add(control->server, &rate_command, control);
 		control_server_add(control->server, &fence_command, control);
 		control_server_add(control->server, &lease_command, control);
-		control_server_add(control->server, &reload_command, control->view.jobs);
-		control_server_add(control->server, &export_command, control->view.jobs);
-		control_server_add(control->server, &snapshot_command, control->view.jobs);
-		control_server_add(control->server, &upgrade_command, control->view.upgrade);
-		rc = tracing_create(&control->view, control->server, &control->tracing, error);
+		control_server_add(control->server, &reload_command, control->view->jobs);
+		control_server_add(control->server, &export_command, control->view->jobs);
+		control_server_add(control->server, &snapshot_command, control->view->jobs);
+		control_server_add(control->server, &upgrade_command, control->view->upgrade);
+		rc = tracing_create(control->view, control->server, &control->tracing, error);
 	}
 	if (rc < 0) {
 		/* the other process may continue to use the socket, so its file stays */
@@ -627,13 +590,6 @@ void server_control_begin(struct server_control *control)
 {
 	if (control != NULL) {
 		control_server_begin(control->server);
-	}
-}
-
-void server_control_look(struct server_control *control, const struct server_view *view)
-{
-	if (control != NULL) {
-		control->view = *view;
 	}
 }
 

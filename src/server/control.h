@@ -15,6 +15,7 @@
  */
 #pragma once
 
+#include "server/change/exports.h"
 #include "server/listen/listen.h"
 #include "server/reactor.h"
 
@@ -25,14 +26,12 @@ struct upgrade;
 struct upgrade_take;
 struct server_control;
 
-/* The data that the commands show and change. Borrowed, and valid until server_control_close() or
- * until server_control_look() replaces it. */
+/* The data that the commands show and change. Borrowed until server_control_close() and
+ * scrape_close(). */
 struct server_view {
-	struct export *const *exports;
-	const char *const *paths; /* paths of the exports, as given by the user */
-	uint32_t export_count;
+	const struct exports *exports; /* the served exports */
 	const struct listener *listeners;
-	uint32_t listener_count;
+	const uint32_t *listener_count; /* changes with the exports (listen/folder.h) */
 	struct reactor *const *reactors;
 	uint32_t reactor_count;
 	struct jobs *jobs;
@@ -55,8 +54,6 @@ GMB_MUST_CHECK int server_control_open(struct listener *listener, const struct s
 	struct server_control **control_out, struct error *error);
 /* Starts accepting clients. NULL is a no-op. */
 void server_control_begin(struct server_control *control);
-/* Replaces the struct server_view after the set of exports has changed. NULL is a no-op. */
-void server_control_look(struct server_control *control, const struct server_view *view);
 /* Called when the server stops: commands in progress are answered with the data available, new
  * clients are not accepted, and the socket's path is removed. Does not call a reactor and does not
  * wait. NULL is a no-op. */
@@ -84,6 +81,3 @@ GMB_MUST_CHECK int server_control_make_folder(void);
 /* Suffix of the files, in the folders of control sockets, that record how a server was started
  * (record.h). */
 #define SERVER_RECORD_SUFFIX ".start"
-
-/* Returns the error message for a reactor_call() that failed with code. */
-const char *server_call_error(int code);

@@ -48,6 +48,18 @@ static void endpoint_closed(void *context, const struct peer *peer)
 	atomic_fetch_sub_explicit(peer->connections, 1, memory_order_release);
 }
 
+/* The parts of a session are on the reactors that follow its own. */
+static struct engine *part_engine(void *context, uint32_t part)
+{
+	const struct reactor *reactor = context;
+	const struct reactor_options *options = &reactor->options;
+
+	return part < options->group_count
+		       ? options->group[(options->group_index + part) % options->group_count]
+				 ->engine
+		       : NULL;
+}
+
 static int create_engine(struct reactor *reactor, struct error *error)
 {
 	const struct reactor_options *options = &reactor->options;
@@ -63,6 +75,7 @@ static int create_engine(struct reactor *reactor, struct error *error)
 		.place_count = options->place_count,
 		.device = reactor->device,
 		.device_waits = options->device_waits,
+		.part_engine = options->group_count > 1 ? part_engine : NULL,
 		.endpoint_closed = endpoint_closed,
 		.context = reactor,
 	};
@@ -170,7 +183,6 @@ static void deliver_endpoint(struct ring *ring, struct ring_message *message)
 {
 	struct dispatch *dispatch = container_of(message, struct dispatch, message);
 
-	GMB_UNUSED(ring);
 	engine_accept(dispatch->reactor->engine, &dispatch->endpoint);
 	free(dispatch);
 }
@@ -235,7 +247,6 @@ void reactor_adopt(struct reactor *reactor, const struct endpoint *endpoint,
 
 static void deliver_resume(struct ring *ring, struct ring_message *message)
 {
-	GMB_UNUSED(ring);
 	engine_resume(container_of(message, struct reactor, resume_message)->engine);
 }
 
@@ -249,7 +260,6 @@ static void deliver_drain(struct ring *ring, struct ring_message *message)
 {
 	struct reactor *reactor = container_of(message, struct reactor, drain_message);
 
-	GMB_UNUSED(ring);
 	engine_drain(reactor->engine, reactor->drain_deadline_ns, reactor->options.drained,
 		reactor->options.context);
 }
@@ -266,7 +276,6 @@ static void deliver_review(struct ring *ring, struct ring_message *message)
 	struct reactor *reactor = container_of(message, struct reactor, review_message);
 	struct engine_review review = reactor->review;
 
-	GMB_UNUSED(ring);
 	/* Acquire-release order: a thread that finds the flag still set posts no message of its
 	 * own, so the review below must see what that thread changed before. */
 	atomic_exchange_explicit(&reactor->review_posted, false, memory_order_acq_rel);
@@ -292,7 +301,6 @@ static void deliver_task(struct ring *ring, struct ring_message *message)
 {
 	struct reactor_task *task = container_of(message, struct reactor_task, message);
 
-	GMB_UNUSED(ring);
 	task->run(task->reactor->engine, task->context);
 }
 
@@ -322,4 +330,21 @@ int reactor_call(
 	struct reactor_call posted = { reactor, call, context };
 
 	return ring_thread_call(reactor->thread, call_engine, &posted);
+}
+
+const char *reactor_call_text(int code)
+{
+	return code == -ETIMEDOUT ? "a thread of the server does not respond; a disk may hang"
+				  : "out of memory";
+}
+
+int reactors_call(struct reactor *const *reactors, uint32_t count,
+	void (*call)(struct engine *engine, void *context), void *context, struct error *error)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < count; i++) {
+		rc = reactor_call(reactors[i], call, context);
+	}
+	return rc < 0 ? error_set(error, rc, "%s", reactor_call_text(rc)) : 0;
 }

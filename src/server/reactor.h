@@ -22,6 +22,11 @@ struct reactor;
 
 struct reactor_options {
 	uint32_t index; /* index in names for logs and debuggers */
+	/* The reactors that can serve the same connections, with this one. They exist when the
+	 * first session begins, and until all have drained. Borrowed. */
+	struct reactor *const *group;
+	uint32_t group_index; /* of this reactor */
+	uint32_t group_count;
 	struct export *const *exports;
 	uint32_t export_count;
 	const struct session_kind *const *kinds; /* borrowed while the reactor exists */
@@ -98,3 +103,9 @@ void reactor_post(struct reactor *reactor, struct reactor_task *task);
  * be made. -ENOMEM: no memory for the message. */
 GMB_MUST_CHECK int reactor_call(
 	struct reactor *reactor, void (*call)(struct engine *engine, void *context), void *context);
+/* Returns the error message for a reactor_call() that failed with code. */
+const char *reactor_call_text(int code);
+/* Calls reactor_call() for each reactor, one after the other. Stops at the first one that fails,
+ * and sets the error message. */
+GMB_MUST_CHECK int reactors_call(struct reactor *const *reactors, uint32_t count,
+	void (*call)(struct engine *engine, void *context), void *context, struct error *error);

@@ -56,10 +56,10 @@ int server_sandbox_become(const struct server_config *config, const struct liste
 		for (uint32_t i = 0; rc == 0 && i < listener_count; i++) {
 			rc = give_socket(&listeners[i], &user, error);
 		}
-		rc = rc == 0 ? give_socket(control, &user, error) : rc;
-		rc = rc == 0 ? give_socket(metrics, &user, error) : rc;
+		rc = rc ?: give_socket(control, &user, error);
+		rc = rc ?: give_socket(metrics, &user, error);
 	}
-	rc = rc == 0 ? sandbox_become(&user, error) : rc;
+	rc = rc ?: sandbox_become(&user, error);
 	for (uint32_t i = 0; rc == 0 && i < listener_count; i++) {
 		show_user(&listeners[i]);
 	}
@@ -141,7 +141,7 @@ static int allow_exports(
 				SANDBOX_READ | (entry->store.read_only ? 0 : SANDBOX_WRITE), NULL,
 				error);
 		}
-		rc = rc == 0 ? server_sandbox_allow_memory(sandbox, entry, error) : rc;
+		rc = rc ?: server_sandbox_allow_memory(sandbox, entry, error);
 	}
 	return rc;
 }

@@ -397,8 +397,6 @@ static void server_serve(struct server *server)
 
 static void nothing(struct engine *engine, void *context)
 {
-	GMB_UNUSED(engine);
-	GMB_UNUSED(context);
 }
 
 /* Ensures that no other thread is still inside ring_post() to a reactor that is about to be

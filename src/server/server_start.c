@@ -6,7 +6,6 @@
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -61,6 +60,7 @@ static uint32_t share_of(uint32_t total, uint32_t count)
  * acceptor enforces it, and reactors can have different numbers of connections. */
 static struct engine_limits reactor_limits(const struct server_limits *limits)
 {
+	uint32_t threads = limits->threads + limits->isolated_threads;
 	struct engine_limits out;
 
 	engine_limits_default(&out);
@@ -73,8 +73,8 @@ static struct engine_limits reactor_limits(const struct server_limits *limits)
 	out.inflight_per_session_max = limits->inflight_max;
 	/* one connection gets at most half of the slots, see engine_has_place() */
 	out.inflight_max = MAX(out.inflight_max, 2 * limits->inflight_max);
-	out.memory_bytes_max = limits->memory_bytes / limits->threads;
-	out.engine_count = limits->threads;
+	out.memory_bytes_max = limits->memory_bytes / threads;
+	out.engine_count = threads;
 	out.may_spin = limits->spin != SERVER_SPIN_OFF;
 	return out;
 }
@@ -82,6 +82,7 @@ static struct engine_limits reactor_limits(const struct server_limits *limits)
 static int start_reactors(struct server *server, struct error *error)
 {
 	const struct server_limits *limits = &server->config->limits;
+	uint32_t threads = limits->threads + limits->isolated_threads;
 	struct reactor_options options = {
 		.exports = server->exports.exports,
 		.export_count = server->exports.count,
@@ -104,17 +105,22 @@ static int start_reactors(struct server *server, struct error *error)
 	 * lead to this server, and do not let the server copy data between its exports. */
 	(void)!getrandom(server->instance, sizeof(server->instance), 0);
 	memcpy(options.instance, server->instance, sizeof(options.instance));
-	server->reactors = calloc(limits->threads, sizeof(struct reactor *));
+	server->reactors = calloc(threads, sizeof(struct reactor *));
 	if (server->reactors == NULL) {
-		return error_oom_for(error, "%u threads", limits->threads);
+		return error_oom_for(error, "%u threads", threads);
 	}
-	while (server->reactor_count < limits->threads) {
+	while (server->reactor_count < threads) {
+		uint32_t index = server->reactor_count;
+		bool isolated = index >= limits->threads;
 		int rc;
 
-		options.index = server->reactor_count;
-		if (server->device != NULL) {
-			options.device_bytes = device_share_bytes(server->device, options.index);
-		}
+		options.index = index;
+		options.group = &server->reactors[isolated ? limits->threads : 0];
+		options.group_count = isolated ? limits->isolated_threads : limits->threads;
+		options.group_index = isolated ? index - limits->threads : index;
+		options.device_bytes = server->device != NULL && !isolated
+					       ? device_share_bytes(server->device, index)
+					       : 0;
 		rc = reactor_create(&options, &server->reactors[options.index], error);
 		if (rc < 0) {
 			return rc;
@@ -122,26 +128,6 @@ static int start_reactors(struct server *server, struct error *error)
 		server->reactor_count++;
 	}
 	return 0;
-}
-
-static struct server_view view_of(const struct server *server)
-{
-	return (struct server_view){
-		.exports = server->exports.exports,
-		.paths = server->exports.paths,
-		.export_count = server->exports.count,
-		.listeners = server->listeners,
-		.listener_count = server->listener_count,
-		.reactors = server->reactors,
-		.reactor_count = server->reactor_count,
-		.jobs = server->jobs,
-		.upgrade = server->upgrade,
-		.rate_rules = server->rate_rules,
-		.fencing = server->fencing,
-		.leases = server->leases,
-		.instance = server->instance,
-		.start_ns = server->start_ns,
-	};
 }
 
 static struct listen_folders folders_of(struct server *server, uint32_t *retries)
@@ -182,6 +168,7 @@ static int start_accepting(struct server *server, struct error *error)
 		.listener_count = server->listener_count,
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
+		.isolated_count = server->config->limits.isolated_threads,
 		.connections_max = server->config->limits.connections_max,
 		.connections_per_peer_max = server->config->limits.connections_per_peer_max,
 		.connection_total = &server->connection_total,
@@ -224,10 +211,6 @@ static int start_accepting(struct server *server, struct error *error)
 		}
 	}
 	if (rc == 0) {
-		struct server_view view = view_of(server); /* with the sockets of exports */
-
-		server_control_look(server->control, &view);
-		scrape_look(server->scrape, &view);
 		acceptor_start(server->acceptor);
 	}
 	return rc;
@@ -241,12 +224,8 @@ static void server_start_has_news(void *context)
 static void exports_have_changed(void *context, json_t *lines)
 {
 	struct server *server = context;
-	struct server_view view;
 
 	(void)!follow_exports(server, 0, lines, NULL);
-	view = view_of(server);
-	server_control_look(server->control, &view);
-	scrape_look(server->scrape, &view);
 	server_announce(server);
 }
 
@@ -299,13 +278,25 @@ static void begin_control(struct server *server)
  * one that is about to exit. */
 static int server_start_control(struct server *server, struct error *error)
 {
-	struct server_view view;
 	int rc;
 
-	server->start_ns = clock_now_ns();
-	view = view_of(server);
-	rc = server_control_open(&server->control_listener, &view, &server->control, error)
-		     ?: scrape_open(&server->metrics_listener, &view, &server->scrape, error);
+	server->view = (struct server_view){
+		.exports = &server->exports,
+		.listeners = server->listeners,
+		.listener_count = &server->listener_count,
+		.reactors = server->reactors,
+		.reactor_count = server->reactor_count,
+		.jobs = server->jobs,
+		.upgrade = server->upgrade,
+		.rate_rules = server->rate_rules,
+		.fencing = server->fencing,
+		.leases = server->leases,
+		.instance = server->instance,
+		.start_ns = clock_now_ns(),
+	};
+	rc = server_control_open(&server->control_listener, &server->view, &server->control, error)
+		     ?: scrape_open(
+				&server->metrics_listener, &server->view, &server->scrape, error);
 	if (rc == 0 && server->take == NULL) {
 		begin_control(server);
 	}
@@ -386,12 +377,7 @@ static void serve_snapshots(struct server *server)
 		.reactor_count = server->reactor_count,
 	};
 
-	if (snapshots_serve(&options, &server->exports)) {
-		struct server_view view = view_of(server);
-
-		server_control_look(server->control, &view);
-		scrape_look(server->scrape, &view);
-	}
+	snapshots_serve(&options, &server->exports);
 }
 
 /* Starts the deferred stores, or all others (store_startup.h), and waits for them. The control
@@ -426,7 +412,8 @@ static int start_first_stores(struct server *server, struct error *error)
 	server->startup = (struct store_startup){
 		.exports = &server->exports,
 		.reactors = server->reactors,
-		.reactor_count = server->reactor_count,
+		/* all clients of a store depend on its reactor */
+		.reactor_count = server->config->limits.threads,
 		.is_taking = server->take != NULL,
 		.wake = server_start_has_news,
 		.context = server,
@@ -502,7 +489,7 @@ static int server_start_open_places(struct server *server, struct error *error)
 			rc = 0;
 		}
 	}
-	return rc == 0 ? device_open(config, &server->device, error) : rc;
+	return rc ?: device_open(config, &server->device, error);
 }
 
 static int become_user(struct server *server, struct error *error)
@@ -529,13 +516,6 @@ static int start_taking(struct server *server, struct server_config *config, str
 	return rc ?: become_user(server, error)
 		?: upgrade_take_begin(server->take, config, error)
 		?: server_start_open_places(server, error);
-}
-
-static int open_credentials(
-	struct server *server, struct server_config *config, struct error *error)
-{
-	return credentials_open(
-		config, server->listeners, server->listener_count, &server->credentials, error);
 }
 
 static int enter_sandbox(struct server *server, struct error *error)
@@ -577,7 +557,7 @@ int server_start(struct server *server, struct server_config *config, struct err
 	device_probe(server->device, server->exports.exports, server->exports.count);
 	/* start_reactors() starts the first threads, which inherit the sandbox. */
 	rc = server_rates_build(&server->config->rates, &server->rate_rules, error)
-		     ?: open_credentials(server, config, error) ?: enter_sandbox(server, error)
+		     ?: credentials_open(config, server->listeners, server->listener_count, &server->credentials, error) ?: enter_sandbox(server, error)
 		     ?: exports_open_added(server->config, server->take, &server->exports, error)
 		     ?: start_reactors(server, error)
 		     ?: fencing_start(server->fencing, server->reactors, server->reactor_count,

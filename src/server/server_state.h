@@ -11,8 +11,7 @@
 
 #include "base/error.h"
 #include "engine/engine.h"
-#include "server/change/exports.h"
-#include "server/listen/listen.h"
+#include "server/control.h"
 #include "server/run.h"
 #include "server/state_folder.h"
 #include "server/store_startup.h"
@@ -53,6 +52,7 @@ struct server {
 	struct upgrade_take *take;
 	char record[SERVER_RECORD_PATH_BYTES]; /* file that records the start; or "" */
 	bool was_taken;			       /* the server has taken over from another process */
+	struct server_view view;	       /* for `control` and `scrape` */
 	struct server_control *control;
 	struct listener metrics_listener; /* listener of the metrics until `scrape` owns it */
 	struct scrape *scrape;
@@ -68,7 +68,6 @@ struct server {
 	struct runner runner;
 	bool has_runner;
 	int exit_status;
-	uint64_t start_ns;
 	uint64_t stop_begin_ns;
 	uint64_t stop_limit_ns; /* deadline of the stop, once it has begun */
 };

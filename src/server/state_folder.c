@@ -113,20 +113,26 @@ int state_folder_open(const struct server_config *config, bool is_taking,
 	return rc < 0 ? do_without(folder, rc, error) : 0;
 }
 
-void state_folder_warn(const struct server_config *config)
+int state_folder_check(const struct server_config *config, struct error *error)
 {
 	struct state_folder folder = { .path = state_folder_path(config), .fd = -1 };
 	bool is_needed = config->nodes.rule_count > 0 || config->state_folder != NULL;
-	struct error error;
+	int rc = 0;
 
-	if (folder.path != NULL && is_needed) {
-		folder.fd = open(folder.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-		if (folder.fd < 0) {
-			(void)error_unusable(&folder, &error);
-			log_warning("%s", error.text);
-		}
+	if (folder.path == NULL) {
+		return error_oom_for(error, "the state folder");
+	}
+	folder.fd = is_needed ? open(folder.path, O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
+	if (is_needed && folder.fd < 0) {
+		rc = error_unusable(&folder, error);
+	}
+	if (rc == -ENOENT && config->state_folder == NULL) {
+		/* the service manager can create it at the start (StateDirectory=) */
+		log_warning("%s", error->text);
+		rc = 0;
 	}
 	state_folder_close(&folder);
+	return rc;
 }
 
 void state_folder_close(struct state_folder *folder)

@@ -41,8 +41,9 @@ struct state_folder {
 GMB_MUST_CHECK int state_folder_open(const struct server_config *config, bool is_taking,
 	struct state_folder *folder, struct error *error);
 void state_folder_close(struct state_folder *folder);
-/* Warns if the configuration needs a state folder that cannot be opened. */
-void state_folder_warn(const struct server_config *config);
+/* Checks that the state folder exists if the configuration needs one. If only the default folder is
+ * missing, warns, because a service manager can create it at the start. */
+GMB_MUST_CHECK int state_folder_check(const struct server_config *config, struct error *error);
 /* Called in the new process of an upgrade, before it starts threads. fd: the folder as the old
  * process has locked it, which the folder then owns, also after a failure; -1: the old process uses
  * none. -EBUSY: both processes use different folders, or a third server has the lock. */

@@ -3,8 +3,6 @@
 
 #include <errno.h>
 
-#include "server/control.h"
-
 /* Returns whether the store must be started late, because the process that this one replaces still
  * writes to its disk. */
 static bool store_startup_is_deferred(
@@ -42,13 +40,12 @@ static void start_store(struct engine *engine, void *context)
 static int begin_store(struct store_startup *startup, uint32_t index, struct error *error)
 {
 	struct export *export = startup->exports->exports[index];
-	int rc;
 
 	export->start.done = has_started;
 	export->start.context = startup;
 	export->start.is_quiet = store_startup_is_deferred(startup, export);
-	rc = reactor_call(startup->reactors[index % startup->reactor_count], start_store, export);
-	return rc < 0 ? error_set(error, rc, "%s", server_call_error(rc)) : 0;
+	return reactors_call(
+		&startup->reactors[index % startup->reactor_count], 1, start_store, export, error);
 }
 
 /* --- all stores ------------------------------------------------------------------------------ */

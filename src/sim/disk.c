@@ -12,7 +12,6 @@
  * when the flush was submitted stay volatile. A page that was never written does not exist and
  * reads as zeroes. See sim.h.
  */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 

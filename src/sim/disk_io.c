@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <linux/falloc.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/bytes.h"
 #include "base/compiler.h"
@@ -353,7 +352,7 @@ static void advise_step(struct sim_op *sop)
 	sim_op_complete(sop, sop->planned_error, sim_delay_short());
 }
 
-void sim_disk_submit(struct sim_op *sop)
+static void sim_disk_submit(struct sim_op *sop)
 {
 	const struct sim_faults *faults = &sim_world.options.faults;
 	struct sim_file *file = sim_disk_file(sop->fd);
@@ -531,7 +530,6 @@ int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 {
 	const struct sim_file *file = sim_disk_file(fd);
 
-	GMB_UNUSED(error);
 	check_may_block();
 	GMB_ASSERT(!file->read_only);
 	GMB_ASSERT(sim_disk_find(path) == file->disk);
@@ -543,8 +541,6 @@ int disk_claim_reading(const char *path, int fd, bool frozen, int *claim_out, st
 {
 	const struct sim_file *file = sim_disk_file(fd);
 
-	GMB_UNUSED(frozen);
-	GMB_UNUSED(error);
 	check_may_block();
 	GMB_ASSERT(sim_disk_find(path) == file->disk);
 	*claim_out = -1;
@@ -599,17 +595,42 @@ int disk_check_writers(int fd)
 	return 0;
 }
 
-bool sim_disk_has_late_operations(const struct sim_disk *disk)
+int disk_mark_use(int fd)
+{
+	check_may_block();
+	sim_disk_file(fd)->used = true;
+	return 0;
+}
+
+void disk_adopt_claim(int claim)
+{
+}
+
+/* Returns whether operations of a killed process are in flight on the disk. marked: only on files
+ * that disk_mark_use() has marked. */
+static bool has_late_operations(const struct sim_disk *disk, bool marked)
 {
 	list_for_each(node, &sim_world.files)
 	{
 		const struct sim_file *file = list_entry(node, struct sim_file, node);
 
-		if (file->disk == disk && file->killed && has_operations(file)) {
+		if (file->disk == disk && file->killed && (file->used || !marked) &&
+			has_operations(file)) {
 			return true;
 		}
 	}
 	return false;
+}
+
+int disk_check_uses(int fd)
+{
+	check_may_block();
+	return has_late_operations(sim_disk_file(fd)->disk, true) ? -EBUSY : 0;
+}
+
+bool sim_disk_has_late_operations(const struct sim_disk *disk)
+{
+	return has_late_operations(disk, false);
 }
 
 void sim_disk_kill_users(struct sim_disk *disk)
@@ -621,14 +642,6 @@ void sim_disk_kill_users(struct sim_disk *disk)
 
 		file->killed |= file->disk == disk;
 	}
-}
-
-const char *disk_marker_refusal(int fd)
-{
-	return sim_disk_file(fd)->disk->options.is_block
-		       ? NULL
-		       : "the disk is a file, and a filesystem might write to the memory of a read "
-			 "more than once";
 }
 
 int disk_info(int fd, struct disk_info *info)
@@ -780,11 +793,6 @@ int disk_zero(int fd, bool is_block, uint64_t offset, uint64_t length, bool may_
 int disk_clone(int source_fd, uint64_t source_offset, int fd, uint64_t offset, uint64_t length)
 {
 	check_may_block();
-	GMB_UNUSED(source_fd);
-	GMB_UNUSED(source_offset);
-	GMB_UNUSED(fd);
-	GMB_UNUSED(offset);
-	GMB_UNUSED(length);
 	return -EOPNOTSUPP; /* most file systems do not support this either */
 }
 

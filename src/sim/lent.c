@@ -11,17 +11,11 @@ void ring_lent_recv(struct ring *ring, struct ring_op *op, struct ring_file file
 void ring_lent_send(struct ring *ring, struct ring_op *op, struct ring_file file,
 	const struct ring_lent *lent, const void *address, size_t len, ring_done_fn *done)
 {
-	GMB_UNUSED(file);
 	ring_lent_zero(ring, op, lent, address, len, done);
 }
 
 void ring_lent_zero(struct ring *ring, struct ring_op *op, const struct ring_lent *lent,
 	const void *address, size_t len, ring_done_fn *done)
 {
-	GMB_UNUSED(ring);
-	GMB_UNUSED(op);
-	GMB_UNUSED(address);
-	GMB_UNUSED(len);
-	GMB_UNUSED(done);
 	GMB_ASSERT(lent == NULL);
 }

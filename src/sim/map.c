@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The simulated page cache as memory. disk_map_view() copies the cached contents to an area as
- * large as the disk, in which each byte has a fixed place. A later view of the same bytes therefore
- * changes the memory of an earlier view.
- */
+/* The simulated page cache: what it contains, and sends from it. */
 #include <errno.h>
 #include <stdlib.h>
-#include <sys/mman.h>
+#include <sys/socket.h>
 
 #include "base/bytes.h"
 #include "disk/disk.h"
@@ -14,13 +10,9 @@
 #include "sim/sim_internal.h"
 
 struct disk_map {
-	struct list_node node; /* in maps */
 	struct sim_disk *disk;
-	uint8_t *area;
 	uint64_t size;
 };
-
-static struct list_node maps = { .next = &maps, .prev = &maps };
 
 int disk_map_create(int fd, uint64_t size, struct disk_map **map_out)
 {
@@ -29,28 +21,22 @@ int disk_map_create(int fd, uint64_t size, struct disk_map **map_out)
 	GMB_ASSERT(map != NULL);
 	map->disk = sim_disk_file(fd)->disk;
 	map->size = size;
-	map->area = mmap(NULL, size, PROT_READ | PROT_WRITE,
-		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (map->area == MAP_FAILED) {
-		free(map);
-		return -ENOMEM;
-	}
-	list_push_back(&maps, &map->node);
 	*map_out = map;
 	return 0;
 }
 
 void disk_map_destroy(struct disk_map *map)
 {
-	if (map != NULL) {
-		list_remove(&map->node);
-		(void)munmap(map->area, map->size);
-		free(map);
-	}
+	free(map);
 }
 
-static bool sim_map_is_resident(const struct disk_map *map, uint64_t offset, uint64_t end)
+bool disk_map_has(const struct disk_map *map, uint64_t offset, uint64_t length)
 {
+	uint64_t end = offset + length;
+
+	if (!range_inside(offset, length, MIN(map->size, map->disk->size))) {
+		return false;
+	}
 	for (uint64_t at = align_down(offset, SIM_PAGE_BYTES); at < end; at += SIM_PAGE_BYTES) {
 		const struct sim_page *page = sim_page_find(map->disk, at / SIM_PAGE_BYTES);
 
@@ -61,47 +47,39 @@ static bool sim_map_is_resident(const struct disk_map *map, uint64_t offset, uin
 	return true;
 }
 
-const void *disk_map_view(struct disk_map *map, uint64_t offset, uint64_t length)
-{
-	if (!range_inside(offset, length, MIN(map->size, map->disk->size)) ||
-		!sim_map_is_resident(map, offset, offset + length)) {
-		return NULL;
-	}
-	sim_cache_read(map->disk, offset, map->area + offset, length);
-	return map->area + offset;
-}
-
-bool disk_map_has(const struct disk_map *map, uint64_t offset)
-{
-	return offset < map->size && sim_map_is_resident(map, offset, offset + 1);
-}
-
-size_t sim_map_readable(const void *at, size_t len)
-{
-	list_for_each(node, &maps)
-	{
-		const struct disk_map *map = list_entry(node, struct disk_map, node);
-		uintptr_t offset = (uintptr_t)at - (uintptr_t)map->area;
-		uint64_t end = align_up(map->disk->size, SIM_PAGE_BYTES);
-
-		if (offset < map->size) { /* below the area, offset wraps around */
-			return offset < end ? MIN(len, (size_t)(end - offset)) : 0;
-		}
-	}
-	return len;
-}
-
 bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t count)
 {
 	sim_cache_read(map->disk, offset, bytes, count);
 	return true;
 }
 
+/* The peer gets the bytes that the file has now, although a kernel's socket would refer to them. */
+ssize_t ring_sendfile_now(
+	struct ring *ring, struct ring_file file, struct mem_ref bytes, size_t count)
+{
+	struct sim_disk *disk = sim_disk_file(bytes.region->fd)->disk;
+	uint64_t offset = mem_offset(bytes);
+	struct iovec iov = { 0 };
+	ssize_t sent = -EFAULT;
+
+	if (offset < disk->size) {
+		iov.iov_len = MIN(count, (size_t)(disk->size - offset));
+		iov.iov_base = malloc(iov.iov_len);
+		GMB_ASSERT(iov.iov_base != NULL);
+		sim_cache_read(disk, offset, iov.iov_base, iov.iov_len);
+		sent = sim_net_send_now(sim_ring_fd(ring, file),
+			&(struct msghdr){ .msg_iov = &iov, .msg_iovlen = 1 });
+		free(iov.iov_base);
+	} else {
+		sim_world.send_faults++;
+		sim_trace("send fault", (uint64_t)file.fd, 0, -EFAULT);
+	}
+	return sent;
+}
+
 /* --- confinement ----------------------------------------------------------------------------- */
 
 int ring_check_restricted(struct ring *ring, struct error *error)
 {
-	GMB_UNUSED(ring);
-	GMB_UNUSED(error);
 	return 0;
 }

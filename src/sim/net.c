@@ -151,7 +151,6 @@ static void stream_ended(void *arg, uint64_t value)
 {
 	struct sim_socket *socket = arg;
 
-	GMB_UNUSED(value);
 	if (socket->in.held) {
 		socket->in.held_end = true;
 		return;
@@ -260,7 +259,6 @@ static void recv_pump(void *arg, uint64_t value)
 	struct sim_pipe *pipe = &socket->in;
 	size_t left;
 
-	GMB_UNUSED(value);
 	socket->recv_queued = false;
 	if (sop == NULL) {
 		return;
@@ -348,39 +346,6 @@ static bool send_ended(struct sim_socket *socket)
 	return true;
 }
 
-/* Returns how many of the bytes that a send has not moved yet are readable, at most limit. */
-static size_t send_readable(const struct sim_op *sop, size_t limit)
-{
-	size_t position = sop->moved;
-	size_t count = 0;
-
-	for (uint32_t i = 0; i < sop->iov_count && count < limit; i++) {
-		const struct iovec *iov = &sop->iov[i];
-		size_t readable;
-
-		if (position >= iov->iov_len) {
-			position -= iov->iov_len;
-			continue;
-		}
-		readable = sim_map_readable(
-			(const uint8_t *)iov->iov_base + position, iov->iov_len - position);
-		count += readable;
-		if (readable < iov->iov_len - position) {
-			break;
-		}
-		position = 0;
-	}
-	return MIN(count, limit);
-}
-
-/* Counts a send whose next byte is in memory that no longer exists, and returns its error. */
-static int send_fault(const struct sim_socket *socket)
-{
-	sim_world.send_faults++;
-	sim_trace("send fault", (uint64_t)socket->fd, 0, -EFAULT);
-	return -EFAULT;
-}
-
 /* Copies the next piece of the send into the pipe, and returns its size. */
 static size_t sim_net_send_piece(struct sim_socket *socket, size_t left)
 {
@@ -408,7 +373,6 @@ static void send_pump(void *arg, uint64_t value)
 	struct sim_pipe *pipe = &socket->peer->in;
 	size_t room;
 
-	GMB_UNUSED(value);
 	socket->send_queued = false;
 	if (sop == NULL || send_ended(socket)) {
 		return;
@@ -424,11 +388,7 @@ static void send_pump(void *arg, uint64_t value)
 	if (sim_world.options.faults.jitter) {
 		room = MIN(room, (size_t)sim_between(1, SIM_SEGMENT_BYTES_MAX));
 	}
-	room = send_readable(sop, MIN(room, sop->len - sop->moved));
-	if (room == 0) {
-		send_finish(socket, sop->moved > 0 ? (int)sop->moved : send_fault(socket));
-		return;
-	}
+	room = MIN(room, sop->len - sop->moved);
 	pipe_reserve(pipe, pipe->capacity);
 	sim_net_send_piece(socket, sim_partial(room));
 	send_finish(socket, (int)sop->moved);
@@ -512,7 +472,6 @@ ssize_t sim_net_send_now(int fd, const struct msghdr *message)
 {
 	struct sim_socket *socket = sim_fd_get(fd, SIM_FD_SOCKET)->socket;
 	struct sim_pipe *pipe = &socket->peer->in;
-	bool is_cut = false; /* the readable memory ends before the message does */
 	size_t moved = 0;
 
 	GMB_ASSERT(socket->send == NULL);
@@ -526,12 +485,10 @@ ssize_t sim_net_send_now(int fd, const struct msghdr *message)
 		return -EAGAIN;
 	}
 	pipe_reserve(pipe, pipe->capacity);
-	for (size_t i = 0; i < message->msg_iovlen && !is_cut; i++) {
+	for (size_t i = 0; i < message->msg_iovlen; i++) {
 		const uint8_t *from = message->msg_iov[i].iov_base;
-		size_t whole = message->msg_iov[i].iov_len;
-		size_t left = sim_map_readable(from, whole);
+		size_t left = message->msg_iov[i].iov_len;
 
-		is_cut = left < whole;
 		while (left > 0 && pipe->used < pipe->capacity) {
 			size_t part = MIN(left, pipe->capacity - pipe->used);
 			uint8_t *to = pipe_tail(pipe, &part);
@@ -544,7 +501,7 @@ ssize_t sim_net_send_now(int fd, const struct msghdr *message)
 		}
 	}
 	if (moved == 0) {
-		return is_cut ? send_fault(socket) : -EAGAIN;
+		return -EAGAIN;
 	}
 	sim_event_add(pipe_arrival_delay(pipe), bytes_arrive, socket->peer, moved);
 	return (ssize_t)moved;
@@ -660,7 +617,6 @@ static void reset_arrives(void *arg, uint64_t value)
 {
 	struct sim_socket *socket = arg;
 
-	GMB_UNUSED(value);
 	if (socket->in.held) {
 		socket->in.held_reset = true;
 		return;

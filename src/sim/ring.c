@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/compiler.h"
 #include "ring/ring.h"
@@ -78,7 +77,6 @@ int ring_create(const struct ring_options *options, struct ring **ring_out, stru
 	ring_probe(&ring->features);
 	list_push_back(&sim_world.rings, &ring->node);
 	*ring_out = ring;
-	GMB_UNUSED(error);
 	return 0;
 }
 
@@ -106,8 +104,6 @@ void ring_probe(struct ring_features *features)
 {
 	*features = (struct ring_features){
 		.available = true,
-		.single_issuer = true,
-		.defer_taskrun = true,
 		.registered_ring = true,
 		.registered_files = true,
 		.registered_buffers = true,
@@ -168,7 +164,6 @@ void ring_source_remove(
 /* The clock advances with each call, so two calls return different times, as on a real machine. */
 uint64_t ring_now_ns(const struct ring *ring)
 {
-	GMB_UNUSED(ring);
 	sim_world.now_ns += 40;
 	return sim_world.now_ns;
 }
@@ -253,8 +248,6 @@ static bool ring_runs(struct ring *ring)
 
 static void time_passed(void *arg, uint64_t value)
 {
-	GMB_UNUSED(arg);
-	GMB_UNUSED(value);
 }
 
 static bool is_readable(const struct ring *ring)
@@ -363,7 +356,6 @@ static int ring_batch(struct ring *ring)
 		sim_trace("done", sop->code, (uint64_t)sop->fd, result);
 		op_release(sop);
 		sim_op_free(sop);
-		ring->counters.completions++;
 		done(op, result);
 	}
 	count += run_messages(ring);
@@ -590,7 +582,6 @@ static void messages_arrive(void *arg, uint64_t value)
 {
 	struct ring *ring = arg;
 
-	GMB_UNUSED(value);
 	/* The ring may be destroyed, or an earlier batch might have delivered the message. */
 	list_for_each(node, &sim_world.rings)
 	{
@@ -719,9 +710,6 @@ void ring_socket_abort(struct ring *ring, struct ring_file file)
 
 bool ring_socket_traffic(struct ring *ring, struct ring_file file, struct ring_traffic *traffic)
 {
-	GMB_UNUSED(ring);
-	GMB_UNUSED(file);
-	GMB_UNUSED(traffic);
 	return false;
 }
 
@@ -769,7 +757,6 @@ struct sim_op *sim_op_begin(
 	op->code = (uint8_t)code;
 	op->in_flight = true;
 	ring->inflight++;
-	ring->counters.submissions++;
 	if (fd >= 0) {
 		sim_world.fds[fd - SIM_FD_BASE].inflight++;
 	}
@@ -791,7 +778,6 @@ static void op_ready(void *arg, uint64_t value)
 {
 	struct sim_op *sop = arg;
 
-	GMB_UNUSED(value);
 	sop->events--;
 	ring_ready(sop);
 }
@@ -963,12 +949,6 @@ void ring_defer(struct ring *ring, struct ring_op *op, int result, ring_done_fn 
 }
 
 void ring_cancel(struct ring *ring, struct ring_op *op)
-{
-	GMB_UNUSED(ring);
-	sim_cancel(op);
-}
-
-void sim_cancel(struct ring_op *op)
 {
 	if (!op->in_flight) {
 		return;

@@ -143,8 +143,6 @@ void sim_shared_stop(void)
 
 int disk_shared_look(const char *folder, struct error *error)
 {
-	GMB_UNUSED(folder);
-	GMB_UNUSED(error);
 	return 0;
 }
 
@@ -214,7 +212,6 @@ int disk_shared_resize(struct disk_shared *shared, uint64_t size, struct error *
 {
 	struct shared_file *file = find(shared->path);
 
-	GMB_UNUSED(error);
 	resize(file, size);
 	shared->bytes = file->bytes;
 	shared->size = size;

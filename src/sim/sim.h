@@ -126,9 +126,6 @@ void sim_freeze(struct ring *ring, bool frozen);
  * calls then fail without effect. */
 void sim_ring_kill(struct ring *ring);
 
-/* ring_cancel() for callers that do not know the operation's ring. */
-void sim_cancel(struct ring_op *op);
-
 /* Starts a world without faults and creates a ring in it, for feeding bytes to a session. It ends
  * with ring_destroy() and sim_stop(). */
 struct ring *sim_ring_create_for_fuzz(uint64_t seed);

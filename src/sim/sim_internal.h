@@ -239,12 +239,12 @@ struct sim_file {
 	bool direct;
 	bool read_only;
 	bool marked; /* disk_mark_writer() was called */
+	bool used;   /* disk_mark_use() was called */
 	bool killed; /* the process that opened the file was killed */
 	uint64_t flush_errors_seen;
 };
 
 bool sim_ring_is_killed(const struct ring *ring);
-void sim_disk_submit(struct sim_op *sop);
 void sim_disk_stop(void);
 void sim_shared_stop(void);
 
@@ -312,9 +312,5 @@ void sim_cache_direct_begin(struct sim_disk *disk, uint64_t offset, uint64_t len
 void sim_cache_direct_end(struct sim_disk *disk, uint64_t offset, uint64_t length);
 /* By chance, writes back or evicts the page that is longest in the cache. */
 void sim_cache_tick(struct sim_disk *disk);
-
-/* Returns how many bytes, starting at `at`, a system call can read: fewer than len if a mapped disk
- * has shrunk (sim/map.c). */
-size_t sim_map_readable(const void *at, size_t len);
 
 bool sim_disk_is_bad(const struct sim_disk *disk, uint64_t offset, uint64_t length, bool write);

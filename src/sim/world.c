@@ -53,7 +53,6 @@ bool sim_chance(uint32_t ppm)
 
 uint64_t ring_random(struct ring *ring)
 {
-	GMB_UNUSED(ring);
 	return sim_random();
 }
 
@@ -61,7 +60,6 @@ bool ring_secret(struct ring *ring, void *bytes, size_t len)
 {
 	uint8_t *out = bytes;
 
-	GMB_UNUSED(ring);
 	for (size_t i = 0; i < len; i++) {
 		out[i] = (uint8_t)sim_random();
 	}
@@ -279,7 +277,6 @@ static void after_run(void *arg, uint64_t value)
 {
 	struct after after = *(struct after *)arg;
 
-	GMB_UNUSED(value);
 	free(arg);
 	after.fn(after.arg);
 }
@@ -346,7 +343,6 @@ int ring_thread_start(const struct ring_thread_options *options, struct ring_thr
 
 static void thread_stopped(struct ring *ring, struct ring_message *message)
 {
-	GMB_UNUSED(ring);
 	container_of(message, struct ring_thread, stop)->stopped = true;
 }
 
@@ -375,7 +371,6 @@ static void world_deliver_call(struct ring *ring, struct ring_message *message)
 {
 	struct thread_call *call = container_of(message, struct thread_call, message);
 
-	GMB_UNUSED(ring);
 	if (call->decided) {
 		free(call);
 		return;

@@ -8,15 +8,11 @@
  * when its buffer is empty as well.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/bytes.h"
 #include "base/clock.h"
-#include "sockets/kernel.h"
 #include "sockets/real.h"
 #include "sockets/sockets.h"
 

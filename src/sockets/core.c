@@ -13,7 +13,6 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/resource.h>

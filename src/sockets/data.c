@@ -7,7 +7,6 @@
  * because the positions of a switch between the two refer to these counts.
  */
 #include <errno.h>
-#include <limits.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -421,10 +420,10 @@ static bool has_more(struct conn *conn)
 			       : tcp_has_bytes(conn));
 }
 
-/* See sockets.h. The loop alternates between the ring and TCP: when one is empty, the
- * events of libclan are processed, because they can show that the next byte is in the other.
- * `looks` limits the rounds. */
-ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, int flags)
+/* One attempt, in CONN_CARRIED and with the lock. Returns a count or a negative errno. flags:
+ * MSG_PEEK, MSG_TRUNC. Alternates between the ring and TCP: when one is empty, the events of
+ * libclan are processed, which can show that the next byte is in the other. */
+static ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, int flags)
 {
 	bool peek = (flags & MSG_PEEK) != 0;
 	int looks = 0; /* number of times that the ring or TCP was empty */
@@ -565,9 +564,9 @@ static void look_before_send(struct conn *conn)
 	}
 }
 
-/* See sockets.h. Processes the messages of the peer first, because a SWITCH of the peer moves our
- * writes back to TCP. */
-ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count)
+/* Like data_receive(). Processes the messages of the peer first, because a SWITCH of the peer moves
+ * our writes back to TCP. */
+static ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count)
 {
 	ssize_t sent;
 
@@ -645,7 +644,9 @@ short data_ready(struct conn *conn)
 
 /* --- complete calls --------------------------------------------------------------------------- */
 
-bool data_restarts(void)
+/* After EINTR: returns true if all installed signal handlers, except those of crash signals, have
+ * SA_RESTART. */
+static bool data_restarts(void)
 {
 	for (int number = 1; number < NSIG; number++) {
 		struct sigaction action;

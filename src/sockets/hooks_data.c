@@ -8,8 +8,6 @@
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -611,7 +609,6 @@ EXPORT int dprintf(int fd, const char *format, ...)
 
 EXPORT int __vdprintf_chk(int fd, int flag, const char *format, va_list arguments)
 {
-	GMB_UNUSED(flag);
 	return vdprintf(fd, format, arguments);
 }
 

@@ -277,7 +277,6 @@ static _Thread_local int nested_forks __attribute__((tls_model("initial-exec")))
 
 static bool is_any(struct conn *conn)
 {
-	GMB_UNUSED(conn);
 	return true;
 }
 

@@ -477,12 +477,6 @@ void conn_learn_limits(struct conn *conn);
 
 /* --- data.c ----------------------------------------------------------------------------------- */
 
-/* Functions for connections in CONN_CARRIED, called with the lock. They return a count or a
- * negative errno. */
-
-/* One attempt, which never sleeps. flags: MSG_PEEK, MSG_TRUNC. */
-ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, int flags);
-ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count);
 /* Called when a connection has returned to TCP. Returns true, once, if it should get larger
  * rings. */
 bool data_grows(struct conn *conn);
@@ -501,9 +495,6 @@ ssize_t data_recv(
 	struct conn *conn, const struct iovec *iov, int iov_count, int flags, bool *plain_out);
 ssize_t data_sendv(
 	struct conn *conn, const struct iovec *iov, int iov_count, int flags, bool *plain_out);
-/* After EINTR: returns true if all installed signal handlers, except those of crash signals, have
- * SA_RESTART. */
-bool data_restarts(void);
 
 /* --- wait.c ----------------------------------------------------------------------------------- */
 

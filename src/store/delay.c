@@ -19,53 +19,16 @@ struct delay_queue {
 	uint64_t delayed; /* counter: delayed parts */
 };
 
-static int parse_delay(const char *text, struct store_rule *rule, struct error *error)
-{
-	const char *rest = text;
-	struct parse_field field;
-	int result = parse_rule_op(parse_field_next(&rest), &rule->ops, error);
-
-	if (result < 0) {
-		return result;
-	}
-	if (rest == NULL) {
-		return error_set(error, -EINVAL,
-			"the time is missing: expected OP:TIME, for example read:10ms");
-	}
-	field = parse_field_next(&rest);
-	if (!parse_time(field.text, field.len, &rule->delay_ns) ||
-		rule->delay_ns > PARSE_TIME_NS_MAX) {
-		return error_set(error, -EINVAL,
-			"'%.*s' is not a time: expected a whole number with a unit, at most one "
-			"hour, for example 500us, 10ms or 1s",
-			(int)field.len, field.text);
-	}
-	while (rest != NULL && result == 0) {
-		struct parse_field key = { 0 };
-		struct parse_field value;
-
-		field = parse_field_next(&rest);
-		if (parse_field_split(field, &key, &value) && parse_field_is(key, "range")) {
-			result = parse_rule_range(value, rule, error);
-		} else {
-			result = error_set(error, -EINVAL,
-				"unknown setting '%.*s': expected range=OFFSET+LENGTH",
-				(int)field.len, field.text);
-		}
-	}
-	return result;
-}
+static const struct field rule_settings[] = {
+	STORE_RULE_OP,
+	{ "time", "TIME", .type = FIELD_TIME, .flags = FIELD_PLACE, .max = STORE_TIME_NS_MAX,
+		FIELD_IN(struct store_rule, delay_ns) },
+	STORE_RULE_RANGE,
+};
 
 int store_delay_parse(const char *text, struct store_rule *rule, struct error *error)
 {
-	struct store_rule parsed = { .probability = 1.0 };
-	int result = parse_delay(text, &parsed, error);
-
-	if (result < 0) {
-		return parse_refused(text, result, error);
-	}
-	*rule = parsed;
-	return 0;
+	return store_rule_parse(rule_settings, ARRAY_COUNT(rule_settings), text, rule, error);
 }
 
 static int set_delay(void *config, const char *value, struct error *error)
@@ -119,8 +82,6 @@ static int delay_open(struct store *base, const struct store_options *store_opti
 {
 	struct delay_store *store = container_of(base, struct delay_store, base);
 
-	GMB_UNUSED(store_options);
-	GMB_UNUSED(error);
 	memcpy(&store->config, config, sizeof(store->config));
 	return 0;
 }

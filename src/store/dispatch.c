@@ -3,7 +3,6 @@
  * finished. */
 #include <errno.h>
 
-#include "base/bytes.h"
 #include "store/kind.h"
 
 enum {
@@ -173,7 +172,6 @@ static void deliver_from_owner(struct ring *ring, struct ring_message *message)
 	struct store_queue *queue = container_of(message, struct store_queue, from_owner.message);
 	struct list_node *taken = mailbox_take(&queue->from_owner);
 
-	GMB_UNUSED(ring);
 	/* The loop must not access the queue: once the last part is finished, its submitter may
 	 * destroy the queue. */
 	while (taken != NULL) {
@@ -236,7 +234,7 @@ static int dispatch_judge(struct store *store, const struct store_part *part, in
 		return result;
 	}
 	broken = atomic_load_explicit(&store->broken, memory_order_acquire);
-	return result == 0 ? broken : result;
+	return result ?: broken;
 }
 
 static void queue_submit(struct store_queue *queue, struct store_part *part)
@@ -402,6 +400,18 @@ void store_progress(struct store_part *part, uint64_t bytes)
 	if (part->progressed != NULL && part->queue != &part->queue->store->owner) {
 		part->progressed(part, bytes);
 	}
+}
+
+bool store_extent_add(struct store_part *part, uint64_t length, uint32_t flags)
+{
+	if (part->extent_count > 0 && part->extents[part->extent_count - 1].flags == flags) {
+		part->extents[part->extent_count - 1].length += length;
+	} else if (part->extent_count == part->extent_max) {
+		return false;
+	} else {
+		part->extents[part->extent_count++] = (struct store_extent){ length, flags };
+	}
+	return true;
 }
 
 static void finish_later_done(struct ring_op *op, int result)

@@ -9,10 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "store/kind.h"
 #include "store/parse.h"
 
-enum { ERRNO_MAX = 133, PROBABILITY_TEXT_BYTES = 32 };
+enum { ERRNO_MAX = 133 };
 
 struct fault_store {
 	struct store base;
@@ -27,137 +28,61 @@ struct fault_queue {
 
 /* --- options ------------------------------------------------------------------------------- */
 
-static int parse_errno(struct parse_field field, int *code, struct error *error)
+static int set_errno(void *object, const char *text, struct error *error)
 {
 	for (int number = 1; number <= ERRNO_MAX; number++) {
 		const char *name = strerrorname_np(number);
 
-		if (name != NULL && parse_field_is(field, name)) {
-			*code = -number;
+		if (name != NULL && strcmp(text, name) == 0) {
+			((struct store_rule *)object)->error = -number;
 			return 0;
 		}
 	}
 	return error_set(error, -EINVAL,
-		"'%.*s' is not an error name: expected for example EIO, ENOSPC or ETIMEDOUT",
-		(int)field.len, field.text);
+		"'%s' is not the name of an error, for example EIO, ENOSPC or ETIMEDOUT",
+		quote(text));
 }
 
-/* Parses a number such as "0.25", "1" or ".5": digits and at most one point, greater than 0, at
- * most 1. */
-static bool parse_probability(struct parse_field value, double *probability)
+/* strtod() also accepts signs, spaces, exponents and words, so the characters are checked too. */
+static int set_probability(void *object, const char *text, struct error *error)
 {
-	char text[PROBABILITY_TEXT_BYTES];
-	size_t points = 0;
-	size_t digit_count = 0;
+	char *end;
+	double value = strtod(text, &end);
 
-	if (value.len >= sizeof(text)) {
-		return false;
-	}
-	for (size_t i = 0; i < value.len; i++) {
-		if (value.text[i] == '.') {
-			points++;
-		} else if (value.text[i] >= '0' && value.text[i] <= '9') {
-			digit_count++;
-		} else {
-			return false;
-		}
-	}
-	if (points > 1 || digit_count == 0) {
-		return false;
-	}
-	memcpy(text, value.text, value.len);
-	text[value.len] = '\0';
-	*probability = strtod(text, NULL);
-	return *probability > 0.0 && *probability <= 1.0;
-}
-
-static int parse_choice(struct parse_field key, struct parse_field value, struct store_rule *rule,
-	bool *chosen, struct error *error)
-{
-	bool good;
-
-	if (*chosen) {
-		return error_set(error, -EINVAL, "only one of nth=, every= and prob= can be given");
-	}
-	*chosen = true;
-	if (parse_field_is(key, "prob")) {
-		if (parse_probability(value, &rule->probability)) {
-			return 0;
-		}
+	if (strspn(text, "0123456789.") != strlen(text) || *end != '\0' || value <= 0.0 ||
+		value > 1.0) {
 		return error_set(error, -EINVAL,
-			"'%.*s' is not a probability: expected a number above 0 and up to 1, for "
-			"example 0.01",
-			(int)value.len, value.text);
+			"'%s' is not a number above 0 and up to 1, for example 0.01", quote(text));
 	}
-	if (parse_field_is(key, "nth")) {
-		good = parse_count(value.text, value.len, &rule->nth) && rule->nth > 0;
-	} else {
-		good = parse_count(value.text, value.len, &rule->every) && rule->every > 0;
-	}
-	if (good) {
-		return 0;
-	}
-	return error_set(error, -EINVAL,
-		"'%.*s' is not valid for %.*s=: expected a whole number of at least 1",
-		(int)value.len, value.text, (int)key.len, key.text);
+	((struct store_rule *)object)->probability = value;
+	return 0;
 }
 
-/* Parses the conditions after OP:ERRNO. */
-static int parse_conditions(const char *rest, struct store_rule *rule, struct error *error)
-{
-	bool chosen = false;
-	int result = 0;
-
-	while (rest != NULL && result == 0) {
-		struct parse_field field = parse_field_next(&rest);
-		struct parse_field key = { 0 };
-		struct parse_field value;
-		bool split = parse_field_split(field, &key, &value);
-
-		if (split && parse_field_is(key, "range")) {
-			result = parse_rule_range(value, rule, error);
-		} else if (split && (parse_field_is(key, "nth") || parse_field_is(key, "every") ||
-					    parse_field_is(key, "prob"))) {
-			result = parse_choice(key, value, rule, &chosen, error);
-		} else {
-			result = error_set(error, -EINVAL,
-				"unknown setting '%.*s': expected nth=N, every=N, prob=P or "
-				"range=OFFSET+LENGTH",
-				(int)field.len, field.text);
-		}
-	}
-	return result;
-}
-
-static int parse_fault(const char *text, struct store_rule *rule, struct error *error)
-{
-	const char *rest = text;
-	int result = parse_rule_op(parse_field_next(&rest), &rule->ops, error);
-
-	if (result < 0) {
-		return result;
-	}
-	if (rest == NULL) {
-		return error_set(error, -EINVAL,
-			"the error is missing: expected OP:ERRNO, for example read:EIO");
-	}
-	result = parse_errno(parse_field_next(&rest), &rule->error, error);
-	if (result < 0) {
-		return result;
-	}
-	return parse_conditions(rest, rule, error);
-}
+static const struct field rule_settings[] = {
+	STORE_RULE_OP,
+	{ "errno", "ERRNO", .flags = FIELD_PLACE, .set = set_errno },
+	{ "nth", "N", .type = FIELD_COUNT, .min = 1, .max = UINT32_MAX,
+		FIELD_IN(struct store_rule, nth) },
+	{ "every", "N", .type = FIELD_COUNT, .min = 1, .max = UINT32_MAX,
+		FIELD_IN(struct store_rule, every) },
+	{ "prob", "P", .set = set_probability },
+	STORE_RULE_RANGE,
+};
 
 int store_fault_parse(const char *text, struct store_rule *rule, struct error *error)
 {
-	struct store_rule parsed = { .probability = 1.0 };
-	int result = parse_fault(text, &parsed, error);
+	struct store_rule parsed = { 0 };
+	int result =
+		store_rule_parse(rule_settings, ARRAY_COUNT(rule_settings), text, &parsed, error);
 
-	if (result < 0) {
-		return parse_refused(text, result, error);
+	if (result == 0 && (parsed.nth > 0) + (parsed.every > 0) + (parsed.probability > 0) > 1) {
+		result = error_set(
+			error, -EINVAL, "only one of nth=, every= and prob= can be given");
 	}
-	*rule = parsed;
-	return 0;
+	if (result == 0) {
+		*rule = parsed;
+	}
+	return result;
 }
 
 static int set_fault(void *config, const char *value, struct error *error)
@@ -204,7 +129,7 @@ static bool strikes(struct fault_store *store, uint32_t idx, struct ring *ring)
 	if (rule->every != 0) {
 		return count % rule->every == 0;
 	}
-	return rule->probability >= 1.0 || random_unit(ring) < rule->probability;
+	return rule->probability == 0 || random_unit(ring) < rule->probability;
 }
 
 static void fault_submit(struct store_queue *queue, struct store_part *part)
@@ -231,8 +156,6 @@ static int fault_open(struct store *base, const struct store_options *store_opti
 {
 	struct fault_store *store = container_of(base, struct fault_store, base);
 
-	GMB_UNUSED(store_options);
-	GMB_UNUSED(error);
 	memcpy(&store->config, config, sizeof(store->config));
 	return 0;
 }

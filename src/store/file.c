@@ -687,6 +687,7 @@ static void store_file_fill_info(struct file_store *store, const struct store_op
 	info->memory_align = store->memory_align;
 	info->offset_align = store->offset_align;
 	info->memory_rights = MEM_ADDRESS;
+	info->page_cache_rights = MEM_SOCKET;
 	/* Direct I/O for writes can require larger blocks than the disk prefers. */
 	info->block_preferred = MAX(disk->block_preferred, info->block_min);
 	info->io_max = disk->io_max;
@@ -704,8 +705,12 @@ static int join_gate(
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
 	}
 	if (options->read_only) {
-		return disk_claim_reading(
+		result = disk_claim_reading(
 			options->path, store->fd, options->frozen, &store->read_claim_fd, error);
+		if (result == 0) {
+			file_gate_read(store->gate, options->path, store->fd);
+		}
+		return result;
 	}
 	result = file_gate_claim(store->gate, options->path, store->fd, options->sole, error);
 	store->is_claimed = result == 0;

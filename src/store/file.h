@@ -60,6 +60,7 @@ struct file_store {
 	uint64_t unit; /* page or filesystem block: granularity of trim and zero */
 	/* map of the page cache; NULL: cannot find out which data is in the page cache */
 	struct disk_map *map;
+	struct mem_region pages; /* the file, for reads that are sent from the page cache */
 	const char *map_refusal; /* reason why map is NULL, see store_page_cache_refusal() */
 	struct file_gate *gate;
 	/* this store writes and has claimed the disk; the gate holds the claim */
@@ -87,6 +88,7 @@ struct file_auto {
 	uint64_t window_offset;
 	uint64_t window_bytes; /* bytes read in this window; 0: the next read begins a window */
 	uint64_t window_ns;    /* duration of its timed part without the clients' pauses */
+	bool window_paused;    /* window_ns contains only a part of a pause */
 	uint64_t last_ns;
 	/* bytes still to be read directly even if they are in the page cache, see file_auto.c */
 	uint64_t quiet_bytes;

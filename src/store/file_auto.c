@@ -18,9 +18,10 @@
  * The faster method depends on the disk. If every command takes long and few are in flight, the
  * gain of the kernel's readahead exceeds the cost of the copy. So the throughput of both methods is
  * measured in windows of consecutive reads, at least WINDOW_BYTES, not counting pauses of the
- * clients. Each method gets one window, direct I/O first; after that, the slower one gets one
- * window in 64 (base/trial.h). If clients pause after every read, cached reads are used, because
- * readahead can use the pauses.
+ * clients. Direct I/O gets the first window. If it reaches FAST_BYTES_PER_NS, it stays in use.
+ * Otherwise cached reads get the next window; after that, the slower method gets one window in 64
+ * (base/trial.h). If clients pause after every read, cached reads are used, because readahead can
+ * use the pauses.
  *
  * After a cached window, the kernel continues reading ahead while clients read the data that it has
  * read ahead. This would falsify the measurement of a direct window that follows. So all large
@@ -53,6 +54,9 @@ enum {
 /* A window lasts at least this long. The parts of a large request, which arrive at the same time,
  * would otherwise be a window that takes no time. */
 #define WINDOW_NS_MIN UINT64_C(1000000)
+/* 1 GB/s. On a disk with this throughput, readahead gains little, but a window of cached reads can
+ * take several times as long as one of direct reads. */
+#define FAST_BYTES_PER_NS 1
 
 _Static_assert(BLOCK_BYTES <= AUTO_BYTES_MIN,
 	"a large read is at least one block long, so it contains the first byte of a block");
@@ -122,15 +126,25 @@ static bool range_mark(struct file_auto *ways, uint64_t offset, uint64_t length)
 /* --- comparing both methods ------------------------------------------------------------------ */
 
 /* Direct I/O is used only if it is faster. With equal throughput, the clients' pauses hide the
- * disk, and readahead can use them. */
-static const struct trial_rule rule = { .first_windows = 1, .try_every = 64, .margin = UINT32_MAX };
+ * disk, and readahead can use them. A window is long enough for a reliable first decision, and a
+ * try costs 32 MiB, so tries are always rare. */
+static const struct trial_rule rule = {
+	.first_windows = 1, .try_first = 64, .try_every = 64, .margin = UINT32_MAX
+};
 
 static void window_end(struct file_auto *ways)
 {
 	bool was_cached = ways->trial.way == FILE_WAY_CACHED;
+	uint64_t timed_bytes = ways->window_bytes - UNTIMED_BYTES;
 
-	trial_end_window(&ways->trial, &rule, ways->window_bytes - UNTIMED_BYTES, ways->window_ns);
 	ways->window_bytes = 0;
+	if (!was_cached && !ways->window_paused &&
+		timed_bytes >= ways->window_ns * FAST_BYTES_PER_NS) {
+		return;
+	}
+	trial_end_window(&ways->trial, &rule, timed_bytes, ways->window_ns);
+	container_of(ways, struct file_queue, ways)->base.reads_around =
+		ways->trial.way == FILE_WAY_DIRECT;
 	if (was_cached && ways->trial.way == FILE_WAY_DIRECT) {
 		ways->quiet_bytes = WINDOW_BYTES;
 	}
@@ -142,8 +156,10 @@ static void window_add(struct file_auto *ways, uint64_t offset, uint64_t length,
 	if (ways->window_bytes == 0) {
 		ways->window_offset = offset;
 		ways->window_ns = 0;
+		ways->window_paused = false;
 	} else if (ways->window_bytes >= UNTIMED_BYTES) {
 		ways->window_ns += MIN(now_ns - ways->last_ns, PAUSE_NS_MAX);
+		ways->window_paused |= now_ns - ways->last_ns > PAUSE_NS_MAX;
 	}
 	ways->last_ns = now_ns;
 	ways->window_bytes += length;
@@ -191,8 +207,8 @@ bool file_auto_goes_direct(struct store_part *part)
 		window_add(ways, part->offset, part->length, now_ns);
 		return true;
 	}
-	if (disk_map_has(store->map, part->offset) &&
-		disk_map_has(store->map, part->offset + part->length - 1)) {
+	if (disk_map_has(store->map, part->offset, 1) &&
+		disk_map_has(store->map, part->offset + part->length - 1, 1)) {
 		window_add_resident(ways, part->offset, part->length, now_ns);
 		return false;
 	}
@@ -230,6 +246,7 @@ bool file_auto_init(struct file_queue *queue)
 	uint64_t *bits;
 
 	ways->trial.way = FILE_WAY_DIRECT;
+	queue->base.reads_around = true;
 	ways->block_count = blocks_of_memory();
 	/* Reserves only address space: a page of memory is used when a bit in it is set. One page
 	 * is enough for 8 GiB of disk. */

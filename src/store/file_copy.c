@@ -6,7 +6,6 @@
  */
 #include <errno.h>
 
-#include "base/bytes.h"
 #include "store/file.h"
 #include "store/kind.h"
 
@@ -39,7 +38,6 @@ uint32_t file_copy_ways(struct store *target_base, struct store *source_base, ui
 
 static void copy_retry(struct ring_op *op, int result)
 {
-	GMB_UNUSED(result);
 	file_copy(file_part_of(op));
 }
 

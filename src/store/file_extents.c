@@ -4,7 +4,6 @@
  */
 #include <errno.h>
 
-#include "base/bytes.h"
 #include "store/file.h"
 #include "store/kind.h"
 
@@ -62,23 +61,6 @@ void file_cache(struct store_part *part)
 
 /* --- extents ------------------------------------------------------------------------------- */
 
-/* Appends an extent, or extends the last one if it has the same flags. Returns false if there is no
- * free entry. */
-static bool file_extents_extent_add(struct store_part *part, uint64_t length, uint32_t flags)
-{
-	if (part->extent_count > 0 && part->extents[part->extent_count - 1].flags == flags) {
-		part->extents[part->extent_count - 1].length += length;
-		return true;
-	}
-	if (part->extent_count == part->extent_max) {
-		return false;
-	}
-	part->extents[part->extent_count].length = length;
-	part->extents[part->extent_count].flags = flags;
-	part->extent_count++;
-	return true;
-}
-
 /* Runs on a worker thread. If an error occurs, returns the extents found before it. The submitter
  * then requests the rest, and gets the error. */
 static int extents_call(struct ring_op *op)
@@ -98,7 +80,7 @@ static int extents_call(struct ring_op *op)
 		}
 		GMB_ASSERT(length > 0);
 		GMB_ASSERT(length <= part->length - done);
-		if (!file_extents_extent_add(part, length,
+		if (!store_extent_add(part, length,
 			    kind == DISK_HOLE ? STORE_EXTENT_HOLE | STORE_EXTENT_ZERO : 0)) {
 			break;
 		}
@@ -121,7 +103,7 @@ static void file_extents_done(struct ring_op *op, int result)
 void file_extents(struct store_part *part)
 {
 	if (file_store_of(part)->disk.is_block) {
-		file_extents_extent_add(part, part->length, 0);
+		(void)store_extent_add(part, part->length, 0);
 		store_finish_later(part, 0);
 		return;
 	}

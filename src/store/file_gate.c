@@ -140,34 +140,54 @@ static enum store_barrier barrier_of(const struct file_gate *gate)
 	return (enum store_barrier)atomic_load_explicit(&gate->barrier, memory_order_relaxed);
 }
 
-/* Closes the barrier if another process has marked the disk. Called under the claim lock for the
- * first claim, before this process marks a descriptor. */
-static void barrier_begin(struct file_gate *gate, const char *path, int fd)
+/* Returns -EBUSY if operations of a process that has exited are in flight, or like
+ * disk_check_uses(). has_claim: no other process writes the disk, so a writer's mark is of a
+ * process that has exited. */
+static int find_late(int fd, bool has_claim)
 {
-	int result = disk_check_writers(fd);
+	int result = has_claim ? disk_check_writers(fd) : 0;
 
-	if (result == -EBUSY) {
+	return result ?: disk_check_uses(fd);
+}
+
+/* Closes the barrier if operations of a process that has exited are in flight. Called under the
+ * claim lock, before this process marks a descriptor as a writer. */
+static void barrier_begin(struct file_gate *gate, const char *path, int fd, bool has_claim)
+{
+	int result = find_late(fd, has_claim);
+
+	if (result == -EBUSY && barrier_of(gate) != STORE_BARRIER_CLOSED) {
 		barrier_set(gate, STORE_BARRIER_CLOSED);
 		gate->barrier_since = clock_now_ns();
 		log_warning("'%s': operations of a process that has exited are still in flight; "
 			    "clients wait until these have completed",
 			path);
-	} else {
+	} else if (result != -EBUSY) {
 		barrier_set(gate, result == 0 ? STORE_BARRIER_OPEN : STORE_BARRIER_UNKNOWN);
 	}
 }
 
-/* Marks the member's descriptors. Called under the claim lock when the barrier is open. */
-static void mark_member(struct file_gate *gate, const struct file_gate_member *member)
+/* Marks the member's descriptors by calls of mark(). Called under the claim lock. */
+static void mark_member(
+	struct file_gate *gate, const struct file_gate_member *member, int (*mark)(int fd))
 {
-	int result = member->writes ? disk_mark_writer(member->fd) : 0;
+	int result = mark(member->fd);
 
-	if (result == 0 && member->writes && member->direct_fd >= 0) {
-		result = disk_mark_writer(member->direct_fd);
+	if (result == 0 && member->direct_fd >= 0) {
+		result = mark(member->direct_fd);
 	}
-	if (result < 0) {
-		/* another process could not detect our writes */
+	if (result < 0 && barrier_of(gate) == STORE_BARRIER_OPEN) {
+		/* another process could not detect our operations */
 		barrier_set(gate, STORE_BARRIER_UNKNOWN);
+	}
+}
+
+/* Marks the member as a writer, if it is one. Called under the claim lock when the barrier is open.
+ */
+static void mark_if_writer(struct file_gate *gate, const struct file_gate_member *member)
+{
+	if (member->writes) {
+		mark_member(gate, member, disk_mark_writer);
 	}
 }
 
@@ -182,7 +202,7 @@ static void barrier_look(struct file_gate *gate)
 	{
 		any = list_entry(node, struct file_gate_member, node);
 	}
-	result = disk_check_writers(any->fd);
+	result = find_late(any->fd, gate->claim_count > 0);
 	if (result != -EBUSY) {
 		barrier_set(gate, result == 0 ? STORE_BARRIER_OPEN : STORE_BARRIER_UNKNOWN);
 		log_info("'%s': the operations of a process that has exited completed after %.3f s",
@@ -191,7 +211,7 @@ static void barrier_look(struct file_gate *gate)
 	list_for_each(node, &gate->members)
 	{
 		if (result == 0) {
-			mark_member(gate, list_entry(node, struct file_gate_member, node));
+			mark_if_writer(gate, list_entry(node, struct file_gate_member, node));
 		}
 	}
 	pthread_mutex_unlock(&gate->lock);
@@ -209,6 +229,20 @@ enum store_barrier file_gate_barrier(struct file_gate *gate, bool look)
 	return barrier_of(gate);
 }
 
+bool file_gate_of_device(dev_t device, enum store_barrier *barrier_out)
+{
+	const uint64_t identity[2] = { 0, (uint64_t)device };
+	const struct file_gate *gate;
+
+	pthread_mutex_lock(&registry_lock);
+	gate = gate_find(identity);
+	if (gate != NULL) {
+		*barrier_out = barrier_of(gate);
+	}
+	pthread_mutex_unlock(&registry_lock);
+	return gate != NULL;
+}
+
 /* --- the claim ----------------------------------------------------------------------------- */
 
 int file_gate_claim(
@@ -224,12 +258,13 @@ int file_gate_claim(
 			path);
 	} else if (gate->is_adopted) {
 		gate->is_adopted = false;
+		disk_adopt_claim(gate->claim_fd);
 		barrier_set(gate,
 			disk_mark_writer(fd) == 0 ? STORE_BARRIER_OPEN : STORE_BARRIER_UNKNOWN);
 	} else if (gate->claim_count == 0) {
 		result = disk_claim(path, fd, &gate->claim_fd, error);
 		if (result == 0) {
-			barrier_begin(gate, path, fd);
+			barrier_begin(gate, path, fd, true);
 		}
 	}
 	if (result == 0) {
@@ -238,6 +273,15 @@ int file_gate_claim(
 	}
 	pthread_mutex_unlock(&gate->claim_lock);
 	return result;
+}
+
+void file_gate_read(struct file_gate *gate, const char *path, int fd)
+{
+	pthread_mutex_lock(&gate->claim_lock);
+	if (gate->claim_count == 0) {
+		barrier_begin(gate, path, fd, false);
+	}
+	pthread_mutex_unlock(&gate->claim_lock);
 }
 
 int file_gate_claim_fd(const struct file_gate *gate)
@@ -328,8 +372,9 @@ static void stop_readahead(struct file_gate *gate)
 void file_gate_join(struct file_gate *gate, struct file_gate_member *member)
 {
 	pthread_mutex_lock(&gate->claim_lock);
+	mark_member(gate, member, disk_mark_use);
 	if (barrier_of(gate) == STORE_BARRIER_OPEN) {
-		mark_member(gate, member);
+		mark_if_writer(gate, member);
 	}
 	pthread_mutex_lock(&gate->lock);
 	list_push_back(&gate->members, &member->node);

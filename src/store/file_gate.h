@@ -26,11 +26,13 @@
  * against programs without claims, or against writing a whole disk while one of its partitions is
  * read.
  *
- * When a server is killed, its claim ends immediately, but its direct writes continue. So each
- * store that writes marks its descriptors (disk_mark_writer()), and a mark remains until the last
- * operation has ended. While the next process that claims the disk finds marks, its barrier is
- * closed, and no part may be submitted to its stores of this file. When the barrier opens, the
- * stores set their own marks.
+ * When a server is killed, its claim ends immediately, but its direct I/O continues: a write can
+ * still reach the disk, and a read can still reach memory that the server shared with its client.
+ * So each store marks its descriptors (disk_mark_use(), disk_mark_writer()), and a mark remains
+ * until the last operation has ended. While the next process that opens the disk finds marks of a
+ * process that has exited, its barrier is closed, and no part may be submitted to its stores of
+ * this file. A writer's mark does not tell whether its process exists, so a store sets its own when
+ * the barrier opens.
  *
  * Threading: any thread. get, put, join and leave are called when stores are opened and closed. All
  * stores of one file should be open before the first part is submitted: buffered parts in flight
@@ -55,7 +57,7 @@ struct file_gate_member {
 	const char *path; /* path for messages */
 	int fd;		  /* the descriptor for buffered I/O */
 	int direct_fd;	  /* -1: none */
-	bool writes;	  /* the store writes, and has claimed the disk */
+	bool writes;	  /* the store writes, and has claimed the disk for writing */
 	bool keeps_stale; /* see struct disk_info */
 	bool writes_direct;
 };
@@ -80,6 +82,9 @@ void file_gate_put(struct file_gate *gate);
 GMB_MUST_CHECK int file_gate_claim(
 	struct file_gate *gate, const char *path, int fd, bool sole, struct error *error);
 void file_gate_unclaim(struct file_gate *gate);
+/* Called by each store that only reads, when it has claimed the disk for reading: looks for
+ * operations of a process that has exited. */
+void file_gate_read(struct file_gate *gate, const char *path, int fd);
 /* Returns the descriptor that holds the claim, or -1. While a block device is claimed, the kernel
  * accepts discard and zero only through this descriptor, because both drop pages of the device's
  * cache. Any thread, while the caller has a claim. */
@@ -88,6 +93,9 @@ int file_gate_claim_fd(const struct file_gate *gate);
 /* Returns the state of the barrier, see store_barrier(). look: query the system again if the
  * barrier is closed, which can block. Any thread. */
 enum store_barrier file_gate_barrier(struct file_gate *gate, bool look);
+/* Returns whether this process uses a block device, and the last known state of its barrier. Any
+ * thread. */
+bool file_gate_of_device(dev_t device, enum store_barrier *barrier_out);
 
 void file_gate_join(struct file_gate *gate, struct file_gate_member *member);
 void file_gate_leave_member(struct file_gate *gate, struct file_gate_member *member);

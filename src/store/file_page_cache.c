@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Reads that are sent from the page cache: the data is copied once, into the socket, instead of
- * twice. Only data that is already in the cache is sent in this way, because otherwise all clients
- * of the reactor would wait while the kernel reads from the disk.
+ * Reads that are sent from the page cache: the socket refers to the cached pages, and the server
+ * copies nothing. Only data that is already in the cache is sent in this way, because otherwise all
+ * clients of the reactor would wait while the kernel reads from the disk.
  */
 #include "store/file.h"
 
@@ -32,6 +32,8 @@ static const char *map_create(struct file_store *store, const struct store_optio
 		return "network";
 	case -ESTALE:
 		return "overlay";
+	case -EINVAL:
+		return "filesystem";
 	default:
 		return "address-space";
 	}
@@ -39,6 +41,7 @@ static const char *map_create(struct file_store *store, const struct store_optio
 
 void file_page_cache_init(struct file_store *store, const struct store_options *options)
 {
+	store->pages = (struct mem_region){ .fd = store->fd, .rights = MEM_SOCKET };
 	store->map_refusal = map_create(store, options);
 	if (store->map_refusal != NULL) {
 		store->map = NULL;
@@ -71,40 +74,25 @@ static bool may_be_zeroes(struct disk_map *map, uint64_t offset, uint64_t length
 	return false;
 }
 
-/* Reads the last byte of the range. The kernel then continues its readahead behind the range, as
- * after a normal read of the range. */
-static bool touch_end(struct disk_map *map, uint64_t end)
-{
-	uint8_t last;
-
-	return disk_map_peek(map, end - 1, &last, sizeof(last));
-}
-
 /* Returns false while another store of this process writes the disk directly, because direct writes
  * evict data from the cache. Checks the size on each call, because an error can no longer be
  * reported after the reply has begun. */
 bool file_page_cache_ref(struct store_queue *base, struct store_part *part)
 {
 	struct file_store *store = container_of(base->store, struct file_store, base);
-	const void *view;
+	struct file_queue *queue = container_of(base, struct file_queue, base);
+	uint64_t end = part->offset + part->length;
 
-	if (store->map == NULL) {
+	/* The last page is checked first: it is missing in data that is not cached or is being read
+	 * ahead, and a check of all pages takes up to 0.1 us for each missing page. */
+	if (store->map == NULL || file_gate_has_direct_writers(store->gate) ||
+		file_auto_is_quiet(queue, part) || !disk_map_has(store->map, end - 1, 1) ||
+		!disk_map_has(store->map, part->offset, part->length) ||
+		end > file_refresh_size(store) ||
+		may_be_zeroes(store->map, part->offset, part->length)) {
 		return false;
 	}
-	if (file_gate_has_direct_writers(store->gate) ||
-		file_auto_is_quiet(container_of(base, struct file_queue, base), part) ||
-		part->offset + part->length > file_refresh_size(store)) {
-		return false;
-	}
-	view = disk_map_view(store->map, part->offset, part->length);
-	if (view == NULL) {
-		return false;
-	}
-	part->memory = mem_limit(mem_of_const(view), STORE_PAGE_CACHE_RIGHTS);
-	if (may_be_zeroes(store->map, part->offset, part->length) ||
-		!touch_end(store->map, part->offset + part->length)) {
-		return false;
-	}
+	part->memory = mem_at(&store->pages, part->offset);
 	file_auto_resident(part);
 	return true;
 }

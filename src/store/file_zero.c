@@ -70,7 +70,6 @@ static void mark_unsupported(struct file_store *store, uint32_t what)
 
 static void trim_retry(struct ring_op *op, int result)
 {
-	GMB_UNUSED(result);
 	trim_next(file_part_of(op));
 }
 
@@ -238,7 +237,6 @@ static enum zero_way way_of(struct store_part *part)
 
 static void zero_retry(struct ring_op *op, int result)
 {
-	GMB_UNUSED(result);
 	zero_next(file_part_of(op));
 }
 

@@ -161,10 +161,6 @@ enum {
 	STORE_PAGE_CACHE_LOOK_BYTES = 512 << 10,
 };
 
-/* Opens a filter around inner. The filter owns inner from then on; on failure, inner is closed. */
-GMB_MUST_CHECK int store_wrap(const struct store_kind *kind, const struct store_options *options,
-	const void *config, struct store *inner, struct store **store_out, struct error *error);
-
 /* Returns the idx-th registered kind or filter; NULL after the last. */
 const struct store_kind *store_kind_at(uint32_t idx);
 /* Returns the index of the kind to which a path belongs. */
@@ -173,8 +169,6 @@ uint32_t store_kind_of_path(const char *path);
  * effect, or if a filter refuses an option. */
 GMB_MUST_CHECK int store_options_fit(
 	const struct store_options *options, const struct store_kind *kind, struct error *error);
-/* Returns whether one of the kind's options was given. */
-bool store_options_has(const struct store_options *options, const struct store_kind *kind);
 /* Returns whether a requested filter freezes the store below it (freezes_inner). */
 bool store_options_freezes(const struct store_options *options);
 
@@ -185,10 +179,9 @@ int file_store_direct_fd(struct store *store);
  * zeroes. */
 uint8_t *memory_store_bytes(struct store *store);
 
-/* Sets the garbage collection rule of a flash store, and the share of its dirty pages that is
- * treated as cold (store/flash/gc_policy.h). Called before the start; rule is borrowed. Returns
- * false if it is not a flash store. */
-bool flash_store_set_rule(struct store *store, const struct gc_rule *rule, uint32_t cold_percent);
+/* Sets the garbage collection rule of a flash store (store/flash/gc_policy.h). Called before the
+ * start; rule is borrowed. Returns false if it is not a flash store. */
+bool flash_store_set_rule(struct store *store, const struct gc_rule *rule);
 
 /* Reports the progress of the start, from 0 to 999. */
 void store_start_progress(struct store *store, uint32_t permille);
@@ -231,6 +224,10 @@ void store_forward_to(struct store_queue *lower, struct store_part *part);
 /* Finishes the part in the ring's next batch. Can therefore be called from inside submit. part->io
  * must not be in flight. */
 void store_finish_later(struct store_part *part, int result);
+
+/* Appends an extent to those of a STORE_EXTENTS, or extends the last one if it has the same flags.
+ * Returns false if a new entry is needed and none is free. */
+bool store_extent_add(struct store_part *part, uint64_t length, uint32_t flags);
 
 /* Returns whether this result of a flush or durable part means that acknowledged data may be
  * lost. */

@@ -28,7 +28,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -54,9 +53,6 @@ enum {
 	LOOK_COST = 16,		 /* cost of examining a bit of the map */
 	RELEASE_COST = 16 << 10, /* cost of releasing a chunk */
 	EXTENTS_CHUNKS_MAX = 1 << 20,
-	/* If the submitter requests progress reports, a read is copied and reported in steps of
-	 * this size. */
-	STEP_BYTES = 128 << 10,
 	MAP_PAGE_BYTES = 4096,
 	SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW,
 };
@@ -217,19 +213,12 @@ static uint64_t look_chunk(struct memory_store *store, struct store_part *part)
 	uint32_t flags = chunk_used(store, offset >> CHUNK_SHIFT)
 				 ? 0
 				 : STORE_EXTENT_HOLE | STORE_EXTENT_ZERO;
-	uint32_t last = part->extent_count - 1;
 
-	if (part->extent_count > 0 && part->extents[last].flags == flags) {
-		part->extents[last].length += count;
-	} else if (part->extent_count == part->extent_max) {
-		scratch_of(part)->end_bytes = scratch_of(part)->done_bytes;
-		return LOOK_COST;
+	if (store_extent_add(part, count, flags)) {
+		scratch_of(part)->done_bytes += count;
 	} else {
-		part->extents[part->extent_count].length = count;
-		part->extents[part->extent_count].flags = flags;
-		part->extent_count++;
+		scratch_of(part)->end_bytes = scratch_of(part)->done_bytes;
 	}
-	scratch_of(part)->done_bytes += count;
 	return LOOK_COST;
 }
 
@@ -289,33 +278,6 @@ static void stand_in_line(struct store_part *part)
 
 /* --- parts --------------------------------------------------------------------------------- */
 
-static void store_memory_read_more(struct ring_op *op, int result);
-
-static void read_step(struct memory_store *store, struct store_part *part)
-{
-	uint64_t step = MAX(part->progress_step, (uint64_t)STEP_BYTES);
-	uint64_t bytes = MIN(part->length - scratch_of(part)->done_bytes, step);
-
-	copy_out(store, part->offset + scratch_of(part)->done_bytes,
-		mem_cpu_write(part->memory) + scratch_of(part)->done_bytes, bytes);
-	scratch_of(part)->done_bytes += bytes;
-	ring_defer(part->queue->ring, &part->io, 0, store_memory_read_more);
-}
-
-/* Reports the previous step of a read, whose bytes can be sent now, and copies the bytes of the
- * next step. */
-static void store_memory_read_more(struct ring_op *op, int result)
-{
-	struct store_part *part = container_of(op, struct store_part, io);
-
-	if (scratch_of(part)->done_bytes == part->length) {
-		store_finish(part, result);
-		return;
-	}
-	store_progress(part, scratch_of(part)->done_bytes);
-	read_step(container_of(part->queue->store, struct memory_store, base), part);
-}
-
 /* If a chunk is trimmed while its bytes are being sent, zeroes or the old bytes arrive. */
 static bool memory_page_cache_ref(struct store_queue *queue, struct store_part *part)
 {
@@ -340,7 +302,8 @@ static bool memory_page_cache_ref(struct store_queue *queue, struct store_part *
 			return false;
 		}
 	}
-	part->memory = mem_limit(mem_of(store->bytes + part->offset), STORE_PAGE_CACHE_RIGHTS);
+	part->memory = mem_limit(
+		mem_of(store->bytes + part->offset), queue->store->info.page_cache_rights);
 	return true;
 }
 
@@ -355,10 +318,6 @@ static void memory_submit(struct store_queue *queue, struct store_part *part)
 	}
 	switch (part->op) {
 	case STORE_READ:
-		if (part->progressed != NULL) {
-			read_step(store, part);
-			return;
-		}
 		copy_out(store, part->offset, mem_cpu_write(part->memory), part->length);
 		break;
 	case STORE_WRITE:
@@ -383,7 +342,6 @@ static void memory_submit(struct store_queue *queue, struct store_part *part)
 
 static int memory_queue_init(struct store_queue *queue, struct error *error)
 {
-	GMB_UNUSED(error);
 	list_init(&container_of(queue, struct memory_queue, base)->line);
 	return 0;
 }
@@ -508,7 +466,6 @@ static int memory_open(struct store *base, const struct store_options *options, 
 	struct memory_store *store = container_of(base, struct memory_store, base);
 	int result = parse_path_size(options->path, &store->size, error);
 
-	GMB_UNUSED(config);
 	if (result < 0) {
 		return result;
 	}
@@ -522,12 +479,12 @@ static int memory_open(struct store *base, const struct store_options *options, 
 		.memory_align = 1,
 		.offset_align = 1,
 		.memory_rights = MEM_CPU | MEM_ADDRESS,
+		.page_cache_rights = MEM_SOCKET | MEM_ADDRESS,
 		.is_volatile = true,
 		.read_direct = store_mode_is_direct(options->read_mode),
 		.write_direct = store_mode_is_direct(options->write_mode),
 		/* Progress reports would cost more than they gain, because copying is fast: 20 %
 		 * fewer reads per second with 512 KiB over loopback. */
-		.has_progress = false,
 	};
 	return store_memory_map_memory(store, options, error);
 }

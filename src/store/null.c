@@ -30,9 +30,7 @@ static void null_submit(struct store_queue *queue, struct store_part *part)
 	if (part->op == STORE_READ) {
 		memset(mem_cpu_write(part->memory), 0, part->length);
 	} else if (part->op == STORE_EXTENTS) {
-		part->extents[0].length = part->length;
-		part->extents[0].flags = STORE_EXTENT_HOLE | STORE_EXTENT_ZERO;
-		part->extent_count = 1;
+		(void)store_extent_add(part, part->length, STORE_EXTENT_HOLE | STORE_EXTENT_ZERO);
 	}
 	store_finish_later(part, 0);
 }
@@ -40,7 +38,6 @@ static void null_submit(struct store_queue *queue, struct store_part *part)
 static int null_open(struct store *base, const struct store_options *options, const void *config,
 	struct error *error)
 {
-	GMB_UNUSED(config);
 	base->info = (struct store_info){
 		.kind = "null",
 		.caps = STORE_CAP_TRIM | STORE_CAP_FAST_ZERO | STORE_CAP_EXTENTS |

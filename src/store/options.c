@@ -4,7 +4,6 @@
  * here, the options of one kind in its own file.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -74,16 +73,7 @@ static int set_write_mode(void *config, const char *value, struct error *error)
 	return result;
 }
 
-static int set_page_cache_send(void *config, const char *value, struct error *error)
-{
-	struct store_options *options = config;
-
-	options->page_cache_send_off = strcmp(value, "off") == 0;
-	if (!options->page_cache_send_off && strcmp(value, "auto") != 0) {
-		return error_set(error, -EINVAL, "'%s' must be auto or off", quote(value));
-	}
-	return 0;
-}
+static const char *const auto_words[] = { "auto", "off", NULL };
 
 /* Parses CHUNK:MEMBERS. */
 static int set_stripe(void *config, const char *value, struct error *error)
@@ -127,8 +117,9 @@ static const struct field common_options[] = {
 		"direct", .set = set_write_mode, AT(write_mode, write_mode) },
 	{ "readonly", NULL, "refuse writes", "yes", .type = FIELD_FLAG, .flags = FIELD_BARE,
 		AT(read_only, read_only) },
-	{ "page-cache-send", "auto|off", "send large cached reads directly from the page cache",
-		"off", .set = set_page_cache_send, AT(page_cache_send_off, page_cache_send_off) },
+	{ "page-cache-send", NULL, "send large cached reads directly from the page cache", "off",
+		.type = FIELD_WORD, .words = auto_words,
+		AT(page_cache_send_off, page_cache_send_off) },
 	{ "stripe", "CHUNK:MEMBERS",
 		"layout of a striped disk as chunk size and number of members, such as 64K:4",
 		"64K:4", .set = set_stripe, AT(stripe_chunk, stripe_members) },
@@ -382,16 +373,6 @@ int store_options_fit(
 		}
 	}
 	return rc;
-}
-
-bool store_options_has(const struct store_options *options, const struct store_kind *kind)
-{
-	for (uint32_t i = 0; i < kind_count; i++) {
-		if (kinds[i] == kind) {
-			return options->configs[i] != NULL;
-		}
-	}
-	return false;
 }
 
 bool store_path_has_kind(const char *path)

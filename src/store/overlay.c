@@ -17,7 +17,6 @@
 #include "disk/disk.h"
 
 enum {
-	SHOWN_BYTES = 120,
 	CONFIG_PATH_BYTES = 4096,
 	EXTENT_RUNS_MAX = 256, /* limit of runs for one extents request */
 };
@@ -91,7 +90,7 @@ void overlay_helper_submit(struct overlay_helper *helper, bool upper, enum store
 	helper->part.offset = offset + (upper ? overlay_of(&queue->base)->data_offset : 0);
 	helper->part.length = length;
 	helper->part.memory = memory;
-	helper->part.hints = helper->owner->hints;
+	helper->part.requester = helper->owner->requester;
 	helper->part.done = done;
 	store_submit(upper ? queue->upper : queue->base.inner, &helper->part);
 }
@@ -487,12 +486,9 @@ static void overlay_close(struct store *base)
 	int result = base->is_let_go ? 0 : overlay_commit_all(store);
 
 	if (result < 0) {
-		char shown[SHOWN_BYTES];
-
 		log_error("overlay '%s': cannot make the last changes durable: %s; writes that "
 			  "were not flushed are lost",
-			log_escape(shown, sizeof(shown), store->path, strlen(store->path)),
-			strerror(-result));
+			quote(store->path), strerror(-result));
 	}
 	overlay_release(store);
 }
@@ -531,21 +527,14 @@ static int open_upper(struct overlay_store *store, const struct store_options *o
 	 * be rejected. */
 	int result = store->path != NULL ? store_options_set(&upper, "format", "raw", error) : 0;
 
-	if (result == 0) {
-		result = store_open(&upper, &store->upper, error);
-	}
+	result = result ?: store_open(&upper, &store->upper, error);
 	store_options_fini(&upper);
 	return result;
 }
 
 static void log_made(const char *path, const struct overlay_base *base)
 {
-	char shown[SHOWN_BYTES];
-	char base_shown[SHOWN_BYTES];
-
-	log_info("created the overlay '%s' on '%s'",
-		log_escape(shown, sizeof(shown), path, strlen(path)),
-		log_escape(base_shown, sizeof(base_shown), base->path, strlen(base->path)));
+	log_info("created the overlay '%s' on '%s'", quote(path), quote(base->path));
 }
 
 /* Opens the file, creating it if it does not exist. */
@@ -611,24 +600,14 @@ static int overlay_open_file(struct overlay_store *store, const struct store_opt
 			path, discard_word);
 	}
 	result = overlay_base_look(options->path, &found, error);
-	if (result == 0) {
-		result = open_or_make(path, options->read_only, &found, &store->fd, error);
-	}
-	if (result == 0) {
-		result = open_upper(store, options, path, NULL, error);
-	}
+	result = result ?: open_or_make(path, options->read_only, &found, &store->fd, error);
+	result = result ?: open_upper(store, options, path, NULL, error);
 	if (result == 0 && !options->read_only) {
 		result = fill_if_empty(store->fd, path, &found, error);
 	}
-	if (result == 0) {
-		result = overlay_head_read(store->fd, path, &recorded, error);
-	}
-	if (result == 0) {
-		result = overlay_base_compare(path, &recorded, &found, error);
-	}
-	if (result == 0) {
-		result = open_maps(store, error);
-	}
+	result = result ?: overlay_head_read(store->fd, path, &recorded, error);
+	result = result ?: overlay_base_compare(path, &recorded, &found, error);
+	result = result ?: open_maps(store, error);
 	if (result == 0) {
 		struct overlay_bitmap bitmap = { store->saved, store->present, 0 };
 
@@ -674,9 +653,7 @@ static int open_memory(
 		store->upper = NULL;
 		result = open_upper(store, options, path, NULL, error);
 	}
-	if (result == 0) {
-		result = open_maps(store, error);
-	}
+	result = result ?: open_maps(store, error);
 	if (result == 0) {
 		memcpy(memory_store_bytes(store->upper), identity, sizeof(identity));
 		store->present =
@@ -700,6 +677,7 @@ static void overlay_fill_info(struct overlay_store *store)
 	info->memory_align = MAX(info->memory_align, upper->memory_align);
 	info->offset_align = MAX(info->offset_align, upper->offset_align);
 	info->memory_rights |= upper->memory_rights;
+	info->page_cache_rights &= upper->page_cache_rights;
 	info->write_direct = upper->write_direct;
 	info->stripe_chunk = 0;
 	info->stripe_members = 0;
@@ -707,7 +685,6 @@ static void overlay_fill_info(struct overlay_store *store)
 	info->atomic_bytes = 0;
 	info->is_volatile = upper->is_volatile;
 	info->has_progress = false;
-	info->progress_off = NULL;
 	/* The epoch is random, so that it changes with each start: a killed server has not recorded
 	 * where its last changes are, so they might be lost. */
 	if (getrandom(&info->epoch, sizeof(info->epoch), 0) != sizeof(info->epoch)) {
@@ -760,7 +737,11 @@ static uint64_t overlay_size(struct store *base)
 
 static enum store_barrier overlay_barrier(struct store *base, bool look)
 {
-	return store_barrier(container_of(base, struct overlay_store, base)->upper, look);
+	enum store_barrier upper =
+		store_barrier(container_of(base, struct overlay_store, base)->upper, look);
+	enum store_barrier lower = store_barrier(base->inner, look);
+
+	return upper == STORE_BARRIER_CLOSED || lower == STORE_BARRIER_OPEN ? upper : lower;
 }
 
 static const struct counter counter_list[] = {
@@ -784,8 +765,6 @@ static const char *overlay_handover(struct store *base, struct store_claim *clai
 /* Returns false, because the blocks are in two files. */
 static bool overlay_place(struct store *base, struct store_place *place_out)
 {
-	GMB_UNUSED(base);
-	GMB_UNUSED(place_out);
 	return false;
 }
 

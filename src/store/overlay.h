@@ -66,9 +66,6 @@ GMB_MUST_CHECK int overlay_base_compare(const char *path, const struct overlay_b
 	const struct overlay_base *found, struct error *error);
 
 void overlay_head_encode(const struct overlay_base *base, uint8_t head[OVERLAY_HEAD_BYTES]);
-/* Decodes a header, which is untrusted. Returns 0, or -EINVAL and a message. */
-GMB_MUST_CHECK int overlay_head_decode(const uint8_t head[OVERLAY_HEAD_BYTES], const char *path,
-	struct overlay_base *base, struct error *error);
 
 /* Reads and decodes the header of an open file, and checks that the file is complete. */
 GMB_MUST_CHECK int overlay_head_read(

@@ -15,9 +15,7 @@
  * commit share the next one.
  */
 #include <endian.h>
-#include <errno.h>
 
-#include "base/bytes.h"
 #include "disk/disk.h"
 #include "store/overlay.h"
 
@@ -276,9 +274,7 @@ int overlay_commit_all(struct overlay_store *store)
 	if (atomic_load_explicit(&store->unsaved_count, memory_order_relaxed) == 0) {
 		return 0;
 	}
-	if (result == 0) {
-		result = disk_sync(store->fd);
-	}
+	result = result ?: disk_sync(store->fd);
 	pages_take(store);
 	while (result == 0) {
 		page = pages_run(store, page + count, &count);

@@ -16,7 +16,6 @@ enum {
 	VERSION = 1,
 	SAMPLES = 64, /* number of samples of the base */
 	SAMPLE_BYTES = 4096,
-	SHOWN_BYTES = 100,
 };
 #define SECOND_NS INT64_C(1000000000)
 
@@ -129,15 +128,10 @@ int overlay_base_look(const char *path, struct overlay_base *base, struct error 
 static int refuse_base(const char *path, const struct overlay_base *found, const char *what,
 	const char *way_out, struct error *error)
 {
-	char shown[SHOWN_BYTES];
-	char base_shown[SHOWN_BYTES];
-
 	return error_set(error, -ESTALE,
 		"the overlay '%s' no longer fits '%s': %s; restore the base%s, or start a new "
 		"overlay",
-		log_escape(shown, sizeof(shown), path, strlen(path)),
-		log_escape(base_shown, sizeof(base_shown), found->path, strlen(found->path)), what,
-		way_out);
+		quote(path), quote(found->path), what, way_out);
 }
 
 int overlay_base_compare(const char *path, const struct overlay_base *recorded,
@@ -191,7 +185,8 @@ static bool head_is_ours(const uint8_t bytes[OVERLAY_HEAD_BYTES])
 	return memcmp(bytes, magic, sizeof(magic)) == 0;
 }
 
-int overlay_head_decode(const uint8_t bytes[OVERLAY_HEAD_BYTES], const char *path,
+/* Decodes a header, which is untrusted. Returns 0, or -EINVAL and a message. */
+static int overlay_head_decode(const uint8_t bytes[OVERLAY_HEAD_BYTES], const char *path,
 	struct overlay_base *base, struct error *error)
 {
 	struct head head;
@@ -387,15 +382,9 @@ int overlay_file_fill(
 	int result = disk_write(fd, &last, 1, layout.data_offset + layout.size - 1);
 
 	overlay_head_encode(base, head);
-	if (result == 0) {
-		result = disk_sync(fd);
-	}
-	if (result == 0) {
-		result = disk_write(fd, head, sizeof(head), 0);
-	}
-	if (result == 0) {
-		result = disk_sync(fd);
-	}
+	result = result ?: disk_sync(fd);
+	result = result ?: disk_write(fd, head, sizeof(head), 0);
+	result = result ?: disk_sync(fd);
 	return result == 0 ? 0
 			   : error_set(error, result, "cannot create the overlay '%s': %s", path,
 				     strerror(-result));
@@ -429,9 +418,7 @@ static int reset(const char *path, const struct overlay_base *base,
 	if (result == 0 && !is_empty && ftruncate(fd, 0) != 0) {
 		result = error_set(error, -errno, "cannot empty '%s': %s", path, strerror(errno));
 	}
-	if (result == 0) {
-		result = overlay_file_fill(fd, path, base, error);
-	}
+	result = result ?: overlay_file_fill(fd, path, base, error);
 	if (claim >= 0) {
 		disk_close(claim);
 	}
@@ -487,9 +474,7 @@ int overlay_create(const char *path, const struct store_create *create, struct e
 	uint8_t head[OVERLAY_HEAD_BYTES];
 	int result = check_format(create->base, error);
 
-	if (result == 0) {
-		result = overlay_base_look(create->base, &base, error);
-	}
+	result = result ?: overlay_base_look(create->base, &base, error);
 	if (result < 0) {
 		return result;
 	}

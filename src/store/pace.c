@@ -87,127 +87,37 @@ struct pace_scratch {
 
 /* --- options ------------------------------------------------------------------------------- */
 
-static int parse_members(struct parse_field value, struct store_pace *pace, struct error *error)
-{
-	uint64_t count;
-
-	if (!parse_count(value.text, value.len, &count) || count == 0 ||
-		count > STORE_PACE_MEMBERS_MAX) {
-		return error_set(error, -EINVAL,
-			"'%.*s' is not a number of members: expected 1 to %d", (int)value.len,
-			value.text, STORE_PACE_MEMBERS_MAX);
-	}
-	pace->members = (uint32_t)count;
-	return 0;
-}
-
-static int parse_chunk(struct parse_field value, struct store_pace *pace, struct error *error)
-{
-	uint64_t bytes;
-
-	if (!parse_size(value.text, value.len, &bytes) || bytes == 0 || bytes > CHUNK_MAX ||
-		bytes % CHUNK_STEP != 0) {
-		return error_set(error, -EINVAL,
-			"'%.*s' is not a chunk: expected a size from 4K to 1G in steps of 4K",
-			(int)value.len, value.text);
-	}
-	pace->chunk = (uint32_t)bytes;
-	return 0;
-}
-
-static int parse_latency(struct parse_field value, struct store_pace *pace, struct error *error)
-{
-	if (!parse_time(value.text, value.len, &pace->latency_ns) ||
-		pace->latency_ns > PARSE_TIME_NS_MAX) {
-		return error_set(error, -EINVAL,
-			"'%.*s' is not a latency: expected a whole number with a unit, at most one "
-			"hour, for example 500us or 10ms",
-			(int)value.len, value.text);
-	}
-	return 0;
-}
-
-static int parse_seek(struct parse_field value, struct store_pace *pace, struct error *error)
-{
-	if (!parse_time(value.text, value.len, &pace->seek_ns) ||
-		pace->seek_ns > PARSE_TIME_NS_MAX) {
-		return error_set(error, -EINVAL,
-			"'%.*s' is not a seek time: expected a whole number with a unit, at most "
-			"one hour, for example 8ms",
-			(int)value.len, value.text);
-	}
-	return 0;
-}
-
-static int parse_option(
-	struct parse_field field, uint32_t *given, struct store_pace *pace, struct error *error)
-{
-	static const struct {
-		const char *name;
-		int (*parse)(
-			struct parse_field value, struct store_pace *pace, struct error *error);
-	} options[] = {
-		{ "latency", parse_latency },
-		{ "seek", parse_seek },
-		{ "members", parse_members },
-		{ "chunk", parse_chunk },
-	};
-	struct parse_field key;
-	struct parse_field value;
-
-	for (uint32_t i = 0; i < ARRAY_COUNT(options); i++) {
-		if (!parse_field_split(field, &key, &value) ||
-			!parse_field_is(key, options[i].name)) {
-			continue;
-		}
-		if ((*given & BIT(i)) != 0) {
-			return error_set(error, -EINVAL, "%s= is given twice", options[i].name);
-		}
-		*given |= BIT(i);
-		return options[i].parse(value, pace, error);
-	}
-	return error_set(error, -EINVAL,
-		"unknown setting '%.*s': expected latency=TIME, seek=TIME, members=N or chunk=SIZE",
-		(int)field.len, field.text);
-}
-
-static int parse_pace(const char *text, struct store_pace *pace, struct error *error)
-{
-	const char *rest = text;
-	struct parse_field field = parse_field_next(&rest);
-	uint32_t given = 0;
-
-	if (!parse_size(field.text, field.len, &pace->rate) || pace->rate < RATE_MIN ||
-		pace->rate > RATE_MAX) {
-		return error_set(error, -EINVAL,
-			"'%.*s' is not a rate: expected bytes per second, from 1K to 1T, for "
-			"example 100M",
-			(int)field.len, field.text);
-	}
-	while (rest != NULL) {
-		int result = parse_option(parse_field_next(&rest), &given, pace, error);
-
-		if (result < 0) {
-			return result;
-		}
-	}
-	if (pace->members == 1 && pace->chunk != 0) {
-		return error_set(
-			error, -EINVAL, "chunk= has an effect only with members=2 or more");
-	}
-	if (pace->members > 1 && pace->chunk == 0) {
-		pace->chunk = CHUNK_DEFAULT;
-	}
-	return 0;
-}
+static const struct field pace_settings[] = {
+	{ "rate", "RATE", .type = FIELD_BYTES, .flags = FIELD_PLACE, .min = RATE_MIN,
+		.max = RATE_MAX, FIELD_IN(struct store_pace, rate) },
+	{ "latency", "TIME", .type = FIELD_TIME, .max = STORE_TIME_NS_MAX,
+		FIELD_IN(struct store_pace, latency_ns) },
+	{ "seek", "TIME", .type = FIELD_TIME, .max = STORE_TIME_NS_MAX,
+		FIELD_IN(struct store_pace, seek_ns) },
+	{ "members", "N", .type = FIELD_COUNT, .min = 1, .max = STORE_PACE_MEMBERS_MAX,
+		FIELD_IN(struct store_pace, members) },
+	{ "chunk", "SIZE", .type = FIELD_BYTES, .min = CHUNK_STEP, .max = CHUNK_MAX,
+		FIELD_IN(struct store_pace, chunk) },
+};
 
 int store_pace_parse(const char *text, struct store_pace *pace, struct error *error)
 {
 	struct store_pace parsed = { .members = 1 };
-	int result = parse_pace(text, &parsed, error);
+	int result =
+		field_set_parts(pace_settings, ARRAY_COUNT(pace_settings), &parsed, text, error);
 
 	if (result < 0) {
-		return parse_refused(text, result, error);
+		return result;
+	}
+	if (parsed.chunk % CHUNK_STEP != 0) {
+		return error_set(error, -EINVAL, "chunk: the value must be a multiple of 4K");
+	}
+	if (parsed.members == 1 && parsed.chunk != 0) {
+		return error_set(
+			error, -EINVAL, "chunk= has an effect only with members=2 or more");
+	}
+	if (parsed.members > 1 && parsed.chunk == 0) {
+		parsed.chunk = CHUNK_DEFAULT;
 	}
 	*pace = parsed;
 	return 0;
@@ -222,7 +132,7 @@ static const struct field pace_options[] = {
 	{ "pace", "RATE[:latency=TIME][:seek=TIME][:members=N][:chunk=SIZE]",
 		"slow the export down to the speed of a disk of RATE bytes per second that seeks "
 		"for TIME on average, or of a stripe of N such disks with chunks of SIZE",
-		"100M", .set = set_pace, FIELD_AT(struct store_pace, rate, chunk) },
+		"100M", .set = set_pace, FIELD_AT(struct store_pace, rate, members) },
 };
 
 static struct pace_store *store_of(const struct pace_queue *queue)
@@ -557,11 +467,8 @@ static int pace_open(struct store *base, const struct store_options *options, co
 {
 	struct pace_store *store = container_of(base, struct pace_store, base);
 
-	GMB_UNUSED(options);
-	GMB_UNUSED(error);
 	memcpy(&store->pace, config, sizeof(store->pace));
 	base->info.has_progress = true;
-	base->info.progress_off = NULL; /* this filter reports progress itself */
 	base->info.read_seeks = base->info.write_seeks = store->pace.seek_ns > 0;
 	if (store->pace.members > 1) {
 		base->info.stripe_chunk = store->pace.chunk;

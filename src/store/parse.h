@@ -1,48 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Parsers shared by the options of kinds and filters: numbers with the usual units (base/text.h)
- * inside a longer text, fields between colons, and the rules of the fault and delay filters.
- * Parsing is strict: no text before or after a number, no sign, no fraction, no overflow.
+ * The rules and paces of the filters fault, delay and pace, and sizes in the paths of disks.
  *
- * Threading: pure functions. Ownership: fields point into the text. Errors: functions return false
- * without storing a value, or -EINVAL and a message.
+ * Threading: pure functions. Errors: a negative errno and a message; the out parameter is set only
+ * on success.
  */
 #pragma once
 
 #include "base/compiler.h"
 #include "base/error.h"
+#include "base/schema.h"
 #include "store/store.h"
 
 /* One hour: longer than anyone needs, and short enough that sums of times cannot overflow. */
-#define PARSE_TIME_NS_MAX UINT64_C(3600000000000)
-
-/* Parses decimal digits. text need not be terminated. */
-bool parse_count(const char *text, size_t len, uint64_t *value);
-
-/* Like units_parse_bytes(). */
-bool parse_size(const char *text, size_t len, uint64_t *bytes);
-
-/* Like units_parse_time(). */
-bool parse_time(const char *text, size_t len, uint64_t *ns);
+#define STORE_TIME_NS_MAX UINT64_C(3600000000000)
 
 /* Parses the size in a path such as "memory:SIZE": 1 to 2^63 - 1 bytes. */
 GMB_MUST_CHECK int parse_path_size(const char *path, uint64_t *bytes, struct error *error);
-
-/* A field of an option: the text between two colons. */
-struct parse_field {
-	const char *text;
-	size_t len;
-};
-
-bool parse_field_is(struct parse_field field, const char *word);
-/* Removes and returns the next field of *rest, which becomes NULL after the last. */
-struct parse_field parse_field_next(const char **rest);
-/* Splits "key=value". Returns false if there is no "=". */
-bool parse_field_split(
-	struct parse_field field, struct parse_field *key, struct parse_field *value);
-/* Completes the error message about a field of text: if text has several fields, puts all of text
- * in front of the message. text may contain any bytes. Returns code. */
-int parse_refused(const char *text, int code, struct error *error);
 
 /* A fault or delay rule, see gmblock-serve(1). */
 struct store_rule {
@@ -50,9 +24,9 @@ struct store_rule {
 	int error;	   /* fault rules: negative errno */
 	uint64_t delay_ns; /* delay rules */
 	/* the rule applies only to the nth matching part, counted from 1; 0 = off */
-	uint64_t nth;
-	uint64_t every;	    /* the rule applies to every nth matching part; 0 = off */
-	double probability; /* 0 to 1, used if nth and every are 0; the default is 1 */
+	uint32_t nth;
+	uint32_t every;	    /* the rule applies to every nth matching part; 0 = off */
+	double probability; /* above 0 and up to 1; 0 = off */
 	/* the rule applies only to parts that overlap this range; range_length 0 = all */
 	uint64_t range_offset;
 	uint64_t range_length;
@@ -65,9 +39,20 @@ struct store_rules {
 	uint32_t count;
 };
 
-int parse_rule_op(struct parse_field field, uint32_t *ops, struct error *error);
-/* Parses "OFFSET+LENGTH". */
-int parse_rule_range(struct parse_field value, struct store_rule *rule, struct error *error);
+/* The settings that fault and delay rules have, as rows of a table for store_rule_parse(). */
+#define STORE_RULE_OP                                                                              \
+	{                                                                                          \
+		"operation", "OP", .flags = FIELD_PLACE, .set = store_rule_set_op                  \
+	}
+#define STORE_RULE_RANGE                                                                           \
+	{                                                                                          \
+		"range", "OFFSET+LENGTH", .set = store_rule_set_range                              \
+	}
+int store_rule_set_op(void *rule, const char *text, struct error *error);
+int store_rule_set_range(void *rule, const char *text, struct error *error);
+/* Sets a rule, which is zero, with field_set_parts(). */
+GMB_MUST_CHECK int store_rule_parse(const struct field *settings, uint32_t count, const char *text,
+	struct store_rule *rule, struct error *error);
 
 /* Returns whether the rule applies to the part's operation and range. */
 bool store_rule_matches(const struct store_rule *rule, const struct store_part *part);
@@ -87,9 +72,8 @@ struct store_pace {
 	uint64_t latency_ns; /* delay of a member before each part */
 	/* average delay before a part that does not begin where the member's last one ended */
 	uint64_t seek_ns;
+	uint64_t chunk;	  /* consecutive bytes on one member of a stripe; 0 with one member */
 	uint32_t members; /* 1 to STORE_PACE_MEMBERS_MAX */
-	/* Stripe chunk: consecutive bytes on one member. Unused with one member. */
-	uint32_t chunk;
 };
 
 /* Parses "RATE[:latency=TIME][:seek=TIME][:members=K][:chunk=SIZE]" (pace.c). */

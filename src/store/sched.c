@@ -36,7 +36,6 @@
  * the disk is stuck. The timer for the last two cases needs a ring operation. It uses the operation
  * of a waiting part, called the watch, which is not forwarded before the timer has ended.
  */
-#include <string.h>
 
 #include "store/kind.h"
 
@@ -223,7 +222,7 @@ static struct stream *stream_find(struct sched_store *store, const struct store_
 		struct stream *stream = &store->streams[i];
 
 		if (stream->part_count > 0 && stream->op == part->op &&
-			stream->requester == part->hints.requester &&
+			stream->requester == part->requester &&
 			is_near(stream->next_offset, part->offset)) {
 			return stream;
 		}
@@ -270,7 +269,7 @@ static struct stream *stream_move(
 	for (uint32_t i = 0; i < STREAMS_MAX; i++) {
 		struct stream *stream = &store->streams[i];
 
-		if (stream->part_count == 0 || stream->requester != part->hints.requester) {
+		if (stream->part_count == 0 || stream->requester != part->requester) {
 			continue;
 		}
 		if (last == NULL || stream->arrived_ns > last->arrived_ns) {
@@ -324,7 +323,7 @@ static struct stream *classify(
 	if (stream == NULL) {
 		return NULL;
 	}
-	stream->requester = part->hints.requester;
+	stream->requester = part->requester;
 	stream->op = part->op;
 	stream->next_offset = part->offset + part->length;
 	stream->part_count += stream->part_count < STREAM_PARTS_MIN;
@@ -660,7 +659,6 @@ static void watch_done(struct ring_op *op, int result)
 	struct sched_work work;
 
 	/* -ECANCELED if the part need not wait any longer, or if the timer would end too late */
-	GMB_UNUSED(result);
 	sched_lock(&work, part->queue);
 	if (queue->ending == part) {
 		queue->ending = NULL;
@@ -812,7 +810,6 @@ static int sched_queue_init(struct store_queue *base, struct error *error)
 {
 	struct sched_queue *queue = container_of(base, struct sched_queue, base);
 
-	GMB_UNUSED(error);
 	list_init(&queue->granted);
 	queue->message.deliver = sched_deliver;
 	return 0;
@@ -830,9 +827,6 @@ static int sched_open(struct store *base, const struct store_options *store_opti
 {
 	struct sched_store *store = sched_of(base);
 
-	GMB_UNUSED(store_options);
-	GMB_UNUSED(config);
-	GMB_UNUSED(error);
 	store->read_seeks = base->info.read_seeks;
 	store->write_seeks = base->info.write_seeks;
 	pthread_mutex_init(&store->lock, NULL);

@@ -75,7 +75,8 @@ static int layer_open(const struct store_kind *kind, const struct store_options 
 	return 0;
 }
 
-int store_wrap(const struct store_kind *kind, const struct store_options *options,
+/* Opens a filter around inner. The filter owns inner from then on; on failure, inner is closed. */
+static int store_wrap(const struct store_kind *kind, const struct store_options *options,
 	const void *config, struct store *inner, struct store **store_out, struct error *error)
 {
 	int result = layer_open(kind, options, config, inner, store_out, error);
@@ -431,8 +432,6 @@ int store_take(struct store *store, struct error *error)
 
 const char *store_handover_nothing(struct store *store, struct store_claim *claim_out)
 {
-	GMB_UNUSED(store);
-	GMB_UNUSED(claim_out);
 	return NULL;
 }
 

@@ -26,9 +26,8 @@
  * with STORE_NOTHING_LOST.
  *
  * A store can report the progress of a read that is not complete by store_progress(). There are
- * three sources of progress: completion (the default: no report before done), counter (a producer
- * in this program counts the bytes that it has written) and marker (experimental: memory is watched
- * while a device fills it).
+ * two sources of progress: completion (the default: no report before done) and counter (a producer
+ * in this program counts the bytes that it has written).
  */
 #pragma once
 
@@ -83,24 +82,6 @@ enum store_flag {
 	STORE_THROUGH = 1 << 7,
 };
 
-/* How soon written data will be overwritten or trimmed, if the writer knows. */
-enum store_lifetime {
-	STORE_LIFETIME_UNKNOWN,
-	STORE_LIFETIME_SHORT,
-	STORE_LIFETIME_MEDIUM,
-	STORE_LIFETIME_LONG,
-};
-
-/* Hints about a request, which help a store to choose an order or a location on the disk.
- * Correctness never depends on them. All zero: no hints. */
-struct store_hints {
-	uint64_t requester;   /* identifies the requesting connection, see struct peer */
-	uint64_t deadline_ns; /* time at which the request should be done, on the ring's clock */
-	/* requests of one requester with the same stream number form a sequence */
-	uint32_t stream;
-	enum store_lifetime lifetime; /* expected lifetime of written data */
-};
-
 /* Extent flags, with the values of NBD base:allocation, which all block protocols here use. */
 enum store_extent_flag { STORE_EXTENT_HOLE = 1 << 0, STORE_EXTENT_ZERO = 1 << 1 };
 
@@ -133,6 +114,9 @@ struct store_info {
 	uint32_t offset_align; /* direct I/O transfers whole blocks of this size; 1 = any */
 	/* enum mem_right: rights that part memory must have; see store_rights(). */
 	uint32_t memory_rights;
+	/* enum mem_right: rights of the bytes of store_page_cache_ref(); 0 = it always returns
+	 * false */
+	uint32_t page_cache_rights;
 	bool read_direct; /* reads bypass the page cache */
 	bool write_direct;
 	/* Reads or writes go to a disk with heads in the order of their submission, so that their
@@ -162,10 +146,7 @@ struct store_info {
 	 * bytes. Zeroes: none of its own. */
 	uint8_t identity[STORE_IDENTITY_BYTES];
 	uint64_t budget_bytes; /* size of the memory that the start needs, see struct store_start */
-	bool has_progress;     /* reads can report progress, see store_has_progress() */
-	/* Set to true when progress can no longer be reported; NULL: this never happens. Exists as
-	 * long as the store. */
-	const _Atomic bool *progress_off;
+	bool has_progress;     /* reads report progress before they are done */
 };
 
 struct store;
@@ -205,7 +186,8 @@ struct store_part {
 	uint64_t length; /* in bytes; 0 for a flush, otherwise > 0; read and write: <= 1 GiB */
 	/* used for reads and writes only; also set by store_page_cache_ref() */
 	struct mem_ref memory;
-	struct store_hints hints;
+	/* the connection, see struct peer: its requests can form a sequence; 0: unknown */
+	uint64_t requester;
 	store_done_fn *done;
 	/* Reads: called before done, any number of times, when more bytes at the start of the range
 	 * have arrived; never from inside submit. See store_progress(). NULL: no reports. */
@@ -273,6 +255,8 @@ struct store_queue {
 	struct store_queue *inner; /* filters: the queue on the store below */
 	struct store_queue *outer; /* queue of the filter around this store, or NULL */
 	uint32_t inflight_count;
+	/* With mode=auto: large reads that are not in the page cache currently bypass it. */
+	bool reads_around;
 	/* private: the part being submitted, which must not complete before submit returns */
 	const struct store_part *submitting;
 	struct store_mailbox to_owner;	 /* private */
@@ -501,16 +485,6 @@ static inline uint32_t store_rights(const struct store *store, enum store_op op)
 	return store->info.memory_rights &
 	       (op == STORE_WRITE ? ~(uint32_t)MEM_CPU_WRITE : UINT32_MAX);
 }
-/* Returns whether reads can report progress before they are done. Any thread. The result can become
- * false later, so call the function for each read. */
-static inline bool store_has_progress(const struct store *store)
-{
-	const _Atomic bool *off = store->info.progress_off;
-
-	/* Relaxed order: a read that misses the change only receives fewer reports. */
-	return store->info.has_progress &&
-	       (off == NULL || !atomic_load_explicit(off, memory_order_relaxed));
-}
 /* Returns the current size in bytes, which can change. Fast enough to call for each connection, but
  * not for each request. */
 uint64_t store_size(struct store *store);
@@ -609,9 +583,10 @@ enum store_barrier {
 	STORE_BARRIER_UNKNOWN,
 };
 /*
- * Returns whether writes of a killed server may still reach the disk. If so, the barrier is closed,
- * and no part may be submitted. Later it opens or becomes unknown, and never closes again. look: if
- * it is closed, query the operating system again, which can block; otherwise return the last
+ * Returns whether operations of a killed server may still reach the disk, or memory that the server
+ * shared with its clients. If so, the barrier is closed, and no part may be submitted. Later it
+ * opens or becomes unknown, and closes again only when another store of the disk is opened. look:
+ * if it is closed, query the operating system again, which can block; otherwise return the last
  * result. Any thread.
  */
 enum store_barrier store_barrier(struct store *store, bool look);
@@ -700,20 +675,25 @@ static inline struct store_rate *store_rate(struct store_queue *queue, enum stor
 	return &queue->rates[op != STORE_READ];
 }
 
-/* Shorter reads are never sent from the page cache, because checking which pages are cached costs
- * as much as a copy. */
-enum { STORE_PAGE_CACHE_BYTES_MIN = 128 << 10 };
-/* Rights of memory in the page cache: the program itself must not read it. */
-#define STORE_PAGE_CACHE_RIGHTS ((uint32_t)(MEM_SOCKET | MEM_ADDRESS))
+/* Shorter reads are never sent from the page cache, because the system calls for this cost as much
+ * as a copy. */
+enum { STORE_PAGE_CACHE_BYTES_MIN = 512 << 10 };
+
+/* Returns whether the bytes of store_page_cache_ref() have these rights (enum mem_right). Any
+ * thread. */
+static inline bool store_page_cache_has(const struct store *store, uint32_t rights)
+{
+	return (rights & ~store->info.page_cache_rights) == 0;
+}
 
 /*
  * Submits a read whose bytes are sent from the page cache (or from memory of the store) instead of
  * being copied to memory of the submitter. The part is as for store_submit(), without memory.
  * Returns true if the part was submitted: it will succeed, and part->memory refers to the bytes
- * until the queue is destroyed. They may be passed to the kernel, but the program must not read
- * them; a system call that reads them can fail with -EFAULT (see disk/disk.h). Returns false if
- * this is not possible, or if the range may be all zeroes, because sending a hole is cheaper. The
- * caller then submits the part with its own memory.
+ * until the queue is destroyed. The program must not read them. Without MEM_ADDRESS they are bytes
+ * of a file, see ring_sendfile_now(). Returns false if this is not possible, or if the range may be
+ * all zeroes, because sending a hole is cheaper. The caller then submits the part with its own
+ * memory.
  */
 GMB_MUST_CHECK bool store_page_cache_ref(struct store_queue *queue, struct store_part *part);
 
@@ -731,10 +711,11 @@ uint32_t store_copy_ways(struct store *target, struct store *source, uint64_t *c
  * Returns why store_page_cache_ref() currently returns false for every read, or NULL if it can
  * succeed. The reason is one of "page-cache-send=off" (as requested), "mode=direct" and
  * "write-mode=direct" (these bypass the page cache), "shared" (another export writes directly),
- * "network" (a network file system, or FUSE), "overlay" (a file that is only read in an overlay
- * file system, where a copy can replace it), "foreign" (a file of another user that may only be
- * read), "address-space" (not enough to map the file), "empty", and the name of a kind or filter
- * without support ("null", "fault", "delay", "pace", "marker"). Static text.
+ * "network" (a network file system, or FUSE), "overlay" (a file in an overlay file system, where a
+ * copy can replace it), "filesystem" (sendfile() on it waits for writes, or fails), "foreign" (a
+ * file of another user that may only be read), "address-space" (not enough to map the file),
+ * "empty", and the name of a kind or filter without support ("null", "fault", "delay", "pace").
+ * Static text.
  */
 const char *store_page_cache_refusal(struct store *store);
 

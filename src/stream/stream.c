@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "stream/stream.h"
 
-#include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <sys/un.h>
+
+#include "base/kernel.h"
 
 /* The send buffer of Unix sockets. The kernel doubles it, to the size that TCP reaches
  * automatically. */
@@ -68,7 +68,7 @@ static void set_no_pacing(int fd)
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, sizeof(name) - 1);
 }
 
-static void set_up_tcp(int fd, const struct stream_keep_alive *keep_alive)
+static void set_up_tcp(struct stream *stream, int fd, const struct stream_keep_alive *keep_alive)
 {
 	const int on = 1;
 
@@ -79,6 +79,9 @@ static void set_up_tcp(int fd, const struct stream_keep_alive *keep_alive)
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &keep_alive->probes, sizeof(int));
 	if (is_within_machine(fd)) {
 		set_no_pacing(fd);
+		/* The peer copies slowly from the small pieces in which TCP passes cached pages
+		 * on. */
+		stream->memory_rights |= MEM_ADDRESS;
 	}
 }
 
@@ -88,11 +91,16 @@ void stream_open(struct stream *stream, struct ring *ring, int fd,
 	int domain = 0;
 	socklen_t bytes = sizeof(domain);
 
-	*stream = (struct stream){ .ring = ring, .memory_rights = MEM_SOCKET | MEM_ADDRESS };
+	*stream = (struct stream){ .ring = ring, .memory_rights = MEM_SOCKET };
 	if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &bytes) == 0 && domain == AF_UNIX) {
 		widen_unix_socket(fd);
+		/* Before Linux 6.5, sendfile() waits for a lock that the peer holds while it copies
+		 * to its memory. The peer can extend that as long as it likes. */
+		if (!kernel_is_at_least(6, 5)) {
+			stream->memory_rights |= MEM_ADDRESS;
+		}
 	} else {
-		set_up_tcp(fd, keep_alive);
+		set_up_tcp(stream, fd, keep_alive);
 	}
 	stream->file = ring_file_add(ring, fd);
 	stream_set_state(stream, STREAM_PLAIN);

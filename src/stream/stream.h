@@ -40,6 +40,8 @@ struct stream_ops {
 	void (*send)(struct stream *stream, struct ring_op *op, const struct msghdr *message);
 	ssize_t (*receive_now)(struct stream *stream, struct msghdr *message);
 	ssize_t (*send_now)(struct stream *stream, const struct msghdr *message);
+	/* Called only if memory_rights is MEM_SOCKET. */
+	ssize_t (*sendfile_now)(struct stream *stream, struct mem_ref bytes, size_t count);
 	/* Returns false if the socket has all data that send_now() has accepted. Otherwise returns
 	 * true; done is then called with 0 or a negative errno when the socket has the data. */
 	bool (*flush)(struct stream *stream, struct ring_op *op, ring_done_fn *done);
@@ -71,7 +73,8 @@ struct stream {
 	enum stream_state state;
 	/* enum mem_right: rights that payload memory of this stream must have. The owner reads them
 	 * before it chooses memory. For example, a socket accepts memory that the CPU cannot
-	 * access; a layer that encrypts does not. The rights change only with an upgrade. Read-only
+	 * access; a layer that encrypts does not. Without MEM_ADDRESS, the stream can also send
+	 * bytes of files (stream_sendfile_now()). The rights change only with an upgrade. Read-only
 	 * for the owner. */
 	uint32_t memory_rights;
 	/* Bytes that a layer has received from the socket: even a partial record shows that the
@@ -146,12 +149,6 @@ static inline void stream_became_idle(struct stream *stream)
 /* Closes an idle stream. No-op on a closed stream. */
 void stream_close(struct stream *stream);
 
-/* Traffic of the connection since it was opened; see ring_socket_traffic(). */
-static inline bool stream_traffic(struct stream *stream, struct ring_traffic *traffic)
-{
-	return ring_socket_traffic(stream->ring, stream->file, traffic);
-}
-
 /* Returns in *bytes_out the number of sent bytes that the peer has not acknowledged yet; see
  * ring_socket_unacked(). */
 static inline bool stream_unacked(struct stream *stream, uint64_t *bytes_out)
@@ -198,18 +195,11 @@ static inline void stream_receive_message(struct stream *stream, struct ring_op 
 	stream->ops->receive(stream, op, message, whole);
 }
 
-/* Returns whether sends lend their memory to the network (IORING_OP_SEND_ZC) instead of copying it.
- * Only this function decides that. Sends copy, because loopback and veth copy such sends as well,
- * and no measured case gains from lending. */
-static inline bool stream_sends_zero_copy(void)
-{
-	return false;
-}
-
 /*
- * Sends some of the message. A short count is normal (the socket is full, or the file was truncated
- * while its page cache was sent); the caller sends the rest with another call. At most one send in
- * flight per stream.
+ * Sends some of the message. The network copies its memory (no IORING_OP_SEND_ZC): loopback and
+ * veth copy lent memory as well, and no measured case gains from lending. A short count is normal
+ * (the socket is full, or the file was truncated while its page cache was sent); the caller sends
+ * the rest with another call. At most one send in flight per stream.
  */
 static inline void stream_send(
 	struct stream *stream, struct ring_op *op, const struct msghdr *message, ring_done_fn *done)
@@ -238,6 +228,15 @@ GMB_MUST_CHECK static inline ssize_t stream_send_now(
 	GMB_ASSERT(stream->state >= STREAM_PLAIN);
 	return stream->ops == NULL ? ring_sendmsg_now(stream->ring, stream->file, message)
 				   : stream->ops->send_now(stream, message);
+}
+
+/* Sends bytes of a file; see ring_sendfile_now(). The stream's memory_rights are MEM_SOCKET. */
+GMB_MUST_CHECK static inline ssize_t stream_sendfile_now(
+	struct stream *stream, struct mem_ref bytes, size_t count)
+{
+	GMB_ASSERT(stream->state >= STREAM_PLAIN);
+	return stream->ops == NULL ? ring_sendfile_now(stream->ring, stream->file, bytes, count)
+				   : stream->ops->sendfile_now(stream, bytes, count);
 }
 
 /* Requests that a receive in flight end soon; see stream_ops.cancel. */

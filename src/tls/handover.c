@@ -123,6 +123,6 @@ int tls_layer_adopt(const struct tls_layer_options *options, struct stream *stre
 	}
 	layer->stream = stream;
 	layer->state = TLS_LAYER_OPEN;
-	stream_adopt(stream, &tls_stream_ops, layer, MEM_SOCKET | MEM_ADDRESS);
+	stream_adopt(stream, &tls_stream_ops, layer, MEM_SOCKET);
 	return 0;
 }

@@ -9,10 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifndef SOL_TLS
-#define SOL_TLS 282
-#endif
-
 enum {
 	PARTS = 8, /* limit on the pieces of memory of one receive */
 	CONTROL_BYTES = 128,
@@ -289,20 +285,42 @@ void tls_kernel_send(struct tls_kernel *kernel, struct ring_op *op, const struct
 	}
 }
 
-ssize_t tls_kernel_send_now(struct tls_kernel *kernel, const struct msghdr *message)
+/* Returns 0 if data can be sent now, or a negative errno. Starts a change of the key if it is
+ * due. */
+static int send_now_begin(struct tls_kernel *kernel)
 {
-	struct stream *stream = kernel->stream;
-	ssize_t result;
-
 	if (kernel->failed != 0) {
 		return kernel->failed;
 	}
-	if (kernel->send_op.in_flight || kernel->is_update_due) {
-		/* the caller then calls tls_kernel_send(), which first changes the key */
-		return -EAGAIN;
+	if (!kernel->send_op.in_flight && !kernel->is_update_due) {
+		return 0;
 	}
-	result = ring_sendmsg_now(stream->ring, stream->file, message);
-	count_sent(kernel, result);
+	if (!kernel->send_op.in_flight) {
+		tls_kernel_send_step(kernel);
+	}
+	return -EAGAIN;
+}
+
+ssize_t tls_kernel_send_now(struct tls_kernel *kernel, const struct msghdr *message)
+{
+	ssize_t result = send_now_begin(kernel);
+
+	if (result == 0) {
+		result = ring_sendmsg_now(kernel->stream->ring, kernel->stream->file, message);
+		count_sent(kernel, result);
+	}
+	return result;
+}
+
+ssize_t tls_kernel_sendfile_now(struct tls_kernel *kernel, struct mem_ref bytes, size_t count)
+{
+	ssize_t result = send_now_begin(kernel);
+
+	if (result == 0) {
+		result =
+			ring_sendfile_now(kernel->stream->ring, kernel->stream->file, bytes, count);
+		count_sent(kernel, result);
+	}
 	return result;
 }
 

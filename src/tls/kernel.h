@@ -184,8 +184,8 @@ struct tls_kernel_state {
 	uint64_t blocks_left; /* blocks until the sending key must change */
 };
 
-/* Fills in the state for another process. The layer must be idle, and no part of a control message
- * may have been received. */
+/* Fills in the state for another process. The layer must be idle, and must not have received a
+ * part of a control message. */
 void tls_kernel_hand_over(const struct tls_kernel *kernel, struct tls_kernel_state *state_out);
 /* Called in the process that takes over the connection: creates the layer from the state.
  * secret_bytes need not be set in it. -EOPNOTSUPP: the kernel does not process the socket's records
@@ -201,6 +201,8 @@ void tls_kernel_receive(
 void tls_kernel_send(struct tls_kernel *kernel, struct ring_op *op, const struct msghdr *message);
 GMB_MUST_CHECK ssize_t tls_kernel_receive_now(struct tls_kernel *kernel, struct msghdr *message);
 GMB_MUST_CHECK ssize_t tls_kernel_send_now(struct tls_kernel *kernel, const struct msghdr *message);
+GMB_MUST_CHECK ssize_t tls_kernel_sendfile_now(
+	struct tls_kernel *kernel, struct mem_ref bytes, size_t count);
 void tls_kernel_cancel(struct tls_kernel *kernel, struct ring_op *op);
 void tls_kernel_shutdown(struct tls_kernel *kernel);
 void tls_kernel_shutdown_send(struct tls_kernel *kernel);

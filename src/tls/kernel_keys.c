@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
-#include <netinet/tcp.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -9,10 +8,6 @@
 
 #include "base/bytes.h"
 #include "tls/kernel.h"
-
-#ifndef SOL_TLS
-#define SOL_TLS 282
-#endif
 
 /* Names of each cipher in GnuTLS and in the kernel, and its sizes. */
 static const struct cipher {

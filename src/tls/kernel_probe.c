@@ -12,10 +12,6 @@
 
 #include "tls/kernel.h"
 
-#ifndef SOL_TLS
-#define SOL_TLS 282
-#endif
-
 enum { TIME_LIMIT_S = 2, WORDS_BYTES = 5 };
 
 static const uint8_t words[WORDS_BYTES] = "words";

@@ -111,8 +111,8 @@ static int choose_records(struct tls_layer *layer)
 		free(layer->in_small);
 		layer->in_small = NULL;
 		layer->facts.records = "kernel";
-		/* the kernel encrypts, so the stream accepts the same memory as a plain socket */
-		stream->memory_rights = MEM_SOCKET | MEM_ADDRESS;
+		/* the kernel encrypts, so the stream sends files as a plain socket does */
+		stream->memory_rights = MEM_SOCKET;
 		gnutls_deinit(layer->session);
 		layer->session = NULL;
 	}
@@ -150,8 +150,6 @@ static int message_arrives(gnutls_session_t session, unsigned type, unsigned whe
 {
 	struct tls_layer *layer = layer_of(session);
 
-	GMB_UNUSED(when);
-	GMB_UNUSED(message);
 	if (incoming != 0 && type == GNUTLS_HANDSHAKE_NEW_SESSION_TICKET &&
 		++layer->tickets > TLS_TICKETS_MAX) {
 		return GNUTLS_E_TOO_MANY_HANDSHAKE_PACKETS;
@@ -541,7 +539,6 @@ static void layer_look(struct ring_op *op, int result)
 {
 	struct tls_layer *layer = container_of(op, struct tls_layer, timer_op);
 
-	GMB_UNUSED(result);
 	if (layer->state >= TLS_LAYER_OPEN) {
 		start_step(layer);
 	} else if (layer->state == TLS_LAYER_PLACE) {
@@ -668,6 +665,13 @@ static ssize_t layer_send_now(struct stream *stream, const struct msghdr *messag
 				     : tls_records_send_now(layer, message);
 }
 
+static ssize_t layer_sendfile_now(struct stream *stream, struct mem_ref bytes, size_t count)
+{
+	struct tls_layer *layer = stream->layer;
+
+	return tls_kernel_sendfile_now(layer->kernel, bytes, count);
+}
+
 /* If the kernel makes the records, all accepted data is in the socket, so a flush has no work. */
 static bool layer_flush(struct stream *stream, struct ring_op *op, ring_done_fn *done)
 {
@@ -721,6 +725,7 @@ const struct stream_ops tls_stream_ops = {
 	.send = layer_send,
 	.receive_now = layer_receive_now,
 	.send_now = layer_send_now,
+	.sendfile_now = layer_sendfile_now,
 	.flush = layer_flush,
 	.cancel = layer_cancel,
 	.shutdown = layer_shutdown,

@@ -178,7 +178,6 @@ static void place_deliver(struct ring *ring, struct ring_message *message)
 	struct tls_pool *pool = place->pool;
 	int result;
 
-	GMB_UNUSED(ring);
 	pthread_mutex_lock(&pool->lock);
 	place->is_posted = false;
 	result = place->result;

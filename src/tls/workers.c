@@ -12,7 +12,6 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -117,7 +116,6 @@ static void job_deliver(struct ring *ring, struct ring_message *message)
 {
 	struct tls_job *job = container_of(message, struct tls_job, message);
 
-	GMB_UNUSED(ring);
 	job->done(job);
 }
 

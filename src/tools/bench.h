@@ -131,10 +131,6 @@ GMB_MUST_CHECK int bench_show_text(
 GMB_MUST_CHECK int bench_show_json(
 	const struct bench_work *work, const struct bench_result *result, struct error *error);
 
-/* Formats a title such as "4 KiB random reads, depth 64, 1 connection". */
-enum { BENCH_TITLE_BYTES = 160 };
-void bench_title(char out[BENCH_TITLE_BYTES], const struct bench_work *work, uint32_t connections);
-
 static inline uint64_t bench_requests(const struct bench_result *result)
 {
 	return result->latency_ns[BENCH_READ].count + result->latency_ns[BENCH_WRITE].count;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/bench.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -66,7 +65,11 @@ static const struct histogram *both(const struct bench_result *result)
 	return &sum;
 }
 
-void bench_title(char out[BENCH_TITLE_BYTES], const struct bench_work *work, uint32_t connections)
+enum { BENCH_TITLE_BYTES = 160 };
+
+/* Formats a title such as "4 KiB random reads, depth 64, 1 connection". */
+static void bench_title(
+	char out[BENCH_TITLE_BYTES], const struct bench_work *work, uint32_t connections)
 {
 	char size[UNITS_TEXT_BYTES];
 	char mix[32] = "";
@@ -196,9 +199,10 @@ static void print_lost(const struct bench_result *result)
 {
 	if (result->stats.connections_lost > 0) {
 		print_label("");
-		printf("connections were lost and restored %llu times; the results include the "
+		printf("connections were lost and restored %llu time%s; the results include the "
 		       "time of the outages\n",
-			(unsigned long long)result->stats.connections_lost);
+			(unsigned long long)result->stats.connections_lost,
+			result->stats.connections_lost == 1 ? "" : "s");
 	}
 }
 
@@ -258,10 +262,12 @@ static void print_costs(const struct bench_result *result)
 	print_label("");
 	printf("%.3f system calls and %.3f context switches per request\n",
 		per_request(result, result->stats.system_calls), per_request(result, switches));
-	print_label("");
-	printf("%s of payload copied, because it could not be received directly into the buffer of "
-	       "its request\n",
-		units_human_bytes(human, result->stats.bytes_moved));
+	if (result->stats.bytes_moved > 0) {
+		print_label("");
+		printf("%s of payload copied, because it could not be received directly into the "
+		       "buffer of its request\n",
+			units_human_bytes(human, result->stats.bytes_moved));
+	}
 }
 
 static const char *bench_report_time_text(char out[RATE_BYTES], uint64_t ns)

@@ -26,6 +26,7 @@
 #include "client/guest.h"
 #include "tools/bench.h"
 #include "tools/bench_plan.h"
+#include "tools/show.h"
 
 enum bench_phase {
 	BENCH_WARMUP,  /* requests run and are not counted */
@@ -428,6 +429,7 @@ static int link_open(struct bench_worker *worker, struct bench_link *link, struc
 		 * to have ended. */
 		.reconnect_timeout_ms = MIN(timeout_ms, (uint32_t)RECONNECT_MS_MAX),
 		.depth = work->depth,
+		.event = show_silent,
 	};
 	struct gmb_info info = { .size = sizeof(info) };
 	struct gmb_error theirs;

@@ -185,8 +185,14 @@ GMB_MUST_CHECK int copy_loop_create(
 	struct copy_loop *loop, bool remote, bool local, struct error *error);
 void copy_loop_destroy(struct copy_loop *loop);
 
-/* From here on the first SIGINT, SIGTERM or SIGHUP sets stop_signal instead of ending the process;
- * the second one ends it as usual. Called once per process. */
+/* From here on the first SIGINT, SIGTERM or SIGHUP sets copy_stop_signal() instead of ending the
+ * process; the second one ends it as usual. fd: an eventfd to which the signal is written, or -1.
+ * Called once per process. */
+void copy_stop_watch(int fd);
+/* Returns the signal, or 0. */
+int copy_stop_signal(void);
+
+/* copy_stop_watch(), for a loop: the signal also ends its turn, and sets stop_signal. */
 GMB_MUST_CHECK int copy_loop_watch_signals(struct copy_loop *loop, struct error *error);
 
 /* Performs one turn: sends and submits operations, waits for a completion, a signal or the tick,

@@ -235,7 +235,7 @@ int copy_loop_create(struct copy_loop *loop, bool remote, bool local, struct err
 /* Static data of the signal handler, which has no argument and can run on any thread. */
 static const int stop_signals[] = { SIGINT, SIGTERM, SIGHUP };
 static volatile sig_atomic_t caught_signal;
-static volatile sig_atomic_t caught_fd;
+static volatile sig_atomic_t caught_fd = -1;
 static _Atomic uint64_t caught_ns;
 
 static void copy_end_signal_caught(int number)
@@ -247,7 +247,9 @@ static void copy_end_signal_caught(int number)
 		/* Stored first, because the loop reads it when it sees caught_signal. */
 		caught_ns = clock_now_ns();
 		caught_signal = number;
-		(void)!write(caught_fd, &one, sizeof(one));
+		if (caught_fd >= 0) {
+			(void)!write(caught_fd, &one, sizeof(one));
+		}
 	} else if (clock_now_ns() - caught_ns >= CLOCK_SAME_SIGNAL_NS) {
 		/* The second signal ends the process: it is delivered with the default action when
 		 * this handler returns. */
@@ -261,7 +263,6 @@ static void signal_done(struct ring_op *op, int result)
 {
 	struct copy_loop *loop = container_of(op, struct copy_loop, signal_op);
 
-	GMB_UNUSED(result);
 	loop->stop_signal = caught_signal;
 }
 
@@ -269,20 +270,13 @@ static void signal_done(struct ring_op *op, int result)
  * wait in copy_loop_turn(), and the next turn processes the queue. */
 static void turn_ends(struct ring_op *op, int result)
 {
-	GMB_UNUSED(op);
-	GMB_UNUSED(result);
 }
 
-int copy_loop_watch_signals(struct copy_loop *loop, struct error *error)
+void copy_stop_watch(int fd)
 {
 	struct sigaction catch = { .sa_handler = copy_end_signal_caught };
 
-	GMB_ASSERT(loop->signal_fd < 0);
-	loop->signal_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (loop->signal_fd < 0) {
-		return error_set(error, -errno, "cannot receive signals: %s", strerror(errno));
-	}
-	caught_fd = loop->signal_fd;
+	caught_fd = fd;
 	for (size_t i = 0; i < ARRAY_COUNT(stop_signals); i++) {
 		struct sigaction before;
 
@@ -292,6 +286,21 @@ int copy_loop_watch_signals(struct copy_loop *loop, struct error *error)
 			(void)sigaction(stop_signals[i], &catch, NULL);
 		}
 	}
+}
+
+int copy_stop_signal(void)
+{
+	return caught_signal;
+}
+
+int copy_loop_watch_signals(struct copy_loop *loop, struct error *error)
+{
+	GMB_ASSERT(loop->signal_fd < 0);
+	loop->signal_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (loop->signal_fd < 0) {
+		return error_set(error, -errno, "cannot receive signals: %s", strerror(errno));
+	}
+	copy_stop_watch(loop->signal_fd);
 	return 0;
 }
 
@@ -485,7 +494,6 @@ static int remote_close(struct copy_end *end, struct error *error)
 {
 	struct remote_end *remote = container_of(end, struct remote_end, end);
 
-	GMB_UNUSED(error);
 	list_remove(&remote->node);
 	(void)gmb_close(remote->client);
 	copy_end_fini(end);
@@ -569,6 +577,7 @@ int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *opti
 		(void)remote_close(&remote->end, NULL);
 		return err;
 	}
+	client_end_if_refused(remote->client);
 	list_push_back(&loop->remotes, &remote->node);
 	*end_out = &remote->end;
 	return 0;

@@ -10,9 +10,7 @@
 #include <libgen.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -215,7 +213,7 @@ static int copy_file_close(struct copy_end *end, struct error *error)
 static int open_error(const struct file_end *file, int code, struct error *error)
 {
 	return error_set(error, -code, "cannot open %s %s: %s", file->end.role, file->end.name,
-		strerror(code));
+		code == EISDIR ? "it is a directory; name a file in it" : strerror(code));
 }
 
 /* Adds the birth time, because a file that was removed and created again can have the same inode
@@ -434,6 +432,11 @@ static int file_create(struct file_end *file, struct error *error)
 	struct stat status;
 	int err;
 
+	if (disk_path_is_device(file->path)) {
+		return error_set(error, -ENOENT,
+			"cannot open the target %s: there is no such device; check its name",
+			file->end.name);
+	}
 	file->fd = open(file->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0666);
 	if (file->fd < 0) {
 		err = -errno;

@@ -48,7 +48,7 @@ static int journal_error(
 	const struct copy_journal *journal, int code, const char *what, struct error *error)
 {
 	return error_set(error, code, "cannot %s the journal '%s': %s", what, quote(journal->path),
-		strerror(-code));
+		code == -ENOENT && journal->fd < 0 ? "create its folder first" : strerror(-code));
 }
 
 static int damaged(const struct reader *reader, struct error *error)

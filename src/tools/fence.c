@@ -37,8 +37,8 @@ static int left_ms(uint64_t end_ns)
 	return (int)MIN(clock_milliseconds(left_ns) + 1, (uint32_t)CONTROL_TIMEOUT_MS);
 }
 
-/* Returns whether somebody in the network could change or forge the answer. Servers refuse such
- * requests, too. */
+/* Returns whether an attacker in the network could forge the answer. Servers also refuse such
+ * requests. */
 static bool is_unprotected(const struct export_uri *uri)
 {
 	uint8_t address[NETWORK_ADDRESS_BYTES];
@@ -49,21 +49,33 @@ static bool is_unprotected(const struct export_uri *uri)
 	return !address_parse(uri->host, address) || !address_is_loopback(address);
 }
 
-static int ask_nbd(const struct asker *asker, struct error *error)
+/* Removes the server from the beginning of the message, because the caller names it. */
+static void drop_prefix(struct error *error, const char *prefix)
+{
+	size_t bytes = strlen(prefix);
+	char *text = error->text;
+
+	if (strncmp(text, prefix, bytes) == 0 && strncmp(text + bytes, ": ", 2) == 0) {
+		memmove(text, text + bytes + 2, strlen(text + bytes + 2) + 1);
+	}
+}
+
+static int ask_nbd(const struct asker *asker, enum fence_job_action action, struct error *error)
 {
 	static const enum nbd_fence_action actions[] = {
 		[FENCE_JOB_FENCE] = NBD_FENCE_FENCE,
 		[FENCE_JOB_UNFENCE] = NBD_FENCE_UNFENCE,
 		[FENCE_JOB_CHECK] = NBD_FENCE_LOOK,
 	};
-	const struct fence_job *job = asker->job;
+	char label[EXPORT_URI_LABEL_BYTES];
 	struct export_uri uri = { 0 };
 	struct nbd_dial_options options = {
 		.uri = &uri,
 		.timeout_ns = (uint64_t)left_ms(asker->end_ns) * UINT64_C(1000000),
+		.warns = !asker->has_said,
 		.handshake = { .goal = NBD_GOAL_FENCE,
-			.fence_action = actions[job->action],
-			.fence_node = job->node },
+			.fence_action = actions[action],
+			.fence_node = asker->job->node },
 	};
 	struct nbd_handshake *answers = NULL;
 	int rc = export_uri_parse(asker->server->server, &uri, error);
@@ -78,27 +90,44 @@ static int ask_nbd(const struct asker *asker, struct error *error)
 			"a node can be fenced over the network only with TLS: use nbds://, or a "
 			"Unix socket");
 	}
-	rc = rc ?: nbd_dial_wait(&options, -1, NULL, &answers, error);
+	if (rc == 0) {
+		rc = nbd_dial_wait(&options, -1, NULL, &answers, error);
+		if (rc < 0) {
+			drop_prefix(error, export_uri_label(label, &uri));
+		}
+	}
 	nbd_handshake_destroy(answers);
 	export_uri_fini(&uri);
 	return rc;
 }
 
-static int ask_control(const struct asker *asker, struct error *error)
+static int ask_control(const struct asker *asker, enum fence_job_action action, struct error *error)
 {
-	const struct fence_job *job = asker->job;
 	static const char *const actions[] = {
 		[FENCE_JOB_FENCE] = "fence",
 		[FENCE_JOB_UNFENCE] = "unfence",
 		[FENCE_JOB_CHECK] = "look",
 	};
+	/* control_connect() reports a silent server only with the usual limit: the first time. */
+	int timeout_ms = MIN(left_ms(asker->end_ns), CONTROL_TIMEOUT_MS - asker->has_said);
 	json_t *result;
 	int rc = server_ask(asker->server->server, "fence",
-		json_pack("{s:s, s:s}", "action", actions[job->action], "node", job->node),
-		left_ms(asker->end_ns), &result, error);
+		json_pack("{s:s, s:s}", "action", actions[action], "node", asker->job->node),
+		timeout_ms, &result, error);
 
 	json_decref(result);
+	if (rc < 0 && asker->server->server != NULL) {
+		drop_prefix(error, asker->server->server);
+	}
 	return rc;
+}
+
+static int ask_once(const struct asker *asker, enum fence_job_action action, struct error *error)
+{
+	const char *server = asker->server->server;
+
+	return server != NULL && strstr(server, "://") != NULL ? ask_nbd(asker, action, error)
+							       : ask_control(asker, action, error);
 }
 
 /* Returns whether the request should be repeated. An error in the request itself is final. Anything
@@ -107,19 +136,6 @@ static bool can_change(int rc)
 {
 	return rc != 0 && rc != -EINVAL && rc != -EACCES && rc != -EPERM && rc != -EIO &&
 	       rc != -EPROTONOSUPPORT;
-}
-
-/* Removes the path of the control socket from the beginning of the message, because the caller
- * names the server. */
-static void fence_drop_path(struct fence_server *server)
-{
-	size_t bytes = server->server != NULL ? strlen(server->server) : 0;
-	char *text = server->error.text;
-
-	if (bytes > 0 && strncmp(text, server->server, bytes) == 0 &&
-		strncmp(text + bytes, ": ", 2) == 0) {
-		memmove(text, text + bytes + 2, strlen(text + bytes + 2) + 1);
-	}
 }
 
 /* Reports once that a server cannot be reached. A server that answers has its own log. */
@@ -150,19 +166,18 @@ static void pause_for(uint64_t ns)
 static void *ask_server(void *context)
 {
 	struct asker *asker = context;
+	enum fence_job_action action = asker->job->action;
 	struct fence_server *server = asker->server;
-	bool is_uri = server->server != NULL && strstr(server->server, "://") != NULL;
 	uint64_t pause_ns = PAUSE_NS;
 
+	if (action == FENCE_JOB_UNFENCE) {
+		server->was_open = ask_once(asker, FENCE_JOB_CHECK, &server->error) == -ESRCH;
+	}
 	for (;;) {
-		server->result = is_uri ? ask_nbd(asker, &server->error)
-					: ask_control(asker, &server->error);
-		if (server->result < 0) {
-			fence_drop_path(server);
-		}
+		server->result = ask_once(asker, action, &server->error);
 		/* The last answer counts, so a request for which hardly any time is left is not
 		 * made. */
-		if (!can_change(server->result) || asker->job->action == FENCE_JOB_CHECK ||
+		if (!can_change(server->result) || action == FENCE_JOB_CHECK ||
 			clock_now_ns() + 2 * pause_ns >= asker->end_ns) {
 			return NULL;
 		}

@@ -6,7 +6,8 @@
  * is repeated until the work is done or the time is over. So a server can be
  * restarted or upgraded between two requests.
  *
- * If a server cannot be reached for a second, a message says so, and the request is repeated.
+ * If a server cannot be reached for a second, or does not respond for some seconds, a message says
+ * so, and the request is repeated.
  *
  * Threading: the caller waits; one thread for each server. Ownership: the caller owns everything.
  * Errors: for each server, a negative errno and a message that says what is in the way.
@@ -23,7 +24,8 @@ struct fence_server {
 	/* A URI: the server is asked over NBD. Otherwise a control socket, a process ID, or NULL
 	 * for the only server of this user on this machine (stats_find()). */
 	const char *server;
-	int result; /* 0, or the error */
+	int result;    /* 0, or the error */
+	bool was_open; /* FENCE_JOB_UNFENCE: the node was not fenced */
 	struct error error;
 };
 

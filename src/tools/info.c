@@ -273,6 +273,7 @@ int info_map(
 		.flags = GMB_OPEN_READ_ONLY | GMB_OPEN_URI_FILES,
 		.connections = 1,
 		.connect_timeout_ms = clock_milliseconds(timeout_ns),
+		.event = show_silent,
 	};
 	struct gmb_info info = { .size = sizeof(info) };
 	struct map map = { .end_ns = clock_now_ns() + whole_ns, .json = json, .first = true };
@@ -710,16 +711,20 @@ static int tools_info_take_export(
 static int probe_gmb(const char *uri, bool list, uint64_t timeout_ns, struct nbd_offers *offers,
 	struct error *error)
 {
+	const struct probe_options options = {
+		.uri = uri,
+		.all = list,
+		.warns = true,
+		.timeout_ns = timeout_ns,
+	};
+
 	*offers = (struct nbd_offers){ .protocol = "gmb", .listed = list };
-	return native_probe(
-		uri, list, timeout_ns, &offers->host, tools_info_take_export, offers, error);
+	return native_probe(&options, &offers->host, tools_info_take_export, offers, error);
 }
 #else
 static int probe_gmb(const char *uri, bool list, uint64_t timeout_ns, struct nbd_offers *offers,
 	struct error *error)
 {
-	GMB_UNUSED(list);
-	GMB_UNUSED(timeout_ns);
 	*offers = (struct nbd_offers){ 0 };
 	return error_set(error, -EPROTONOSUPPORT, "%s: gmb needs an x86-64 processor", uri);
 }
@@ -772,6 +777,7 @@ static int probe_vhost(
 	struct gmb_options options = {
 		.size = sizeof(options),
 		.connect_timeout_ms = clock_milliseconds(timeout_ns),
+		.event = show_silent,
 	};
 	struct gmb_client *client = NULL;
 	struct gmb_queue *queue = NULL;

@@ -15,7 +15,6 @@
 #include "disk/disk.h"
 #include "ring/ring.h"
 #include "sandbox/sandbox.h"
-#include "stream/stream.h"
 #include "tls/kernel.h"
 #include "tools/show.h"
 
@@ -47,11 +46,10 @@ struct local_feature {
 	const char *key;
 	const char *words;
 	bool available;
-	bool used;
 	char consequence[TEXT_BYTES];
 };
 
-enum { FEATURES_COUNT = 11 };
+enum { FEATURES_COUNT = 8 };
 
 /* --- probing ------------------------------------------------------------------------------- */
 
@@ -162,11 +160,9 @@ static int look_path(const char *path, struct local_path *look, struct error *er
 /* --- consequences -------------------------------------------------------------------------- */
 
 static void feature_set(struct local_feature *feature, const char *key, const char *words,
-	bool available, bool used, const char *with, const char *without)
+	bool available, const char *with, const char *without)
 {
-	*feature = (struct local_feature){
-		.key = key, .words = words, .available = available, .used = available && used
-	};
+	*feature = (struct local_feature){ .key = key, .words = words, .available = available };
 	snprintf(feature->consequence, sizeof(feature->consequence), "%s",
 		available ? with : without);
 }
@@ -186,41 +182,31 @@ static void info_local_judge(
 		ring->buffer_error == ENOMEM
 			? " (raise the locked-memory limit: ulimit -l, LimitMEMLOCK=)"
 			: "");
-	feature_set(&out[0], "io_uring", "io_uring", ring->available, true,
+	feature_set(&out[0], "io_uring", "io_uring", ring->available,
 		"gmblock performs its I/O through io_uring", "gmblock serve cannot run");
-	feature_set(&out[1], "single_issuer", "single issuer (6.0)", ring->single_issuer, true,
-		"the kernel takes no locks, because only one thread submits requests",
-		"the kernel does slightly more work per request");
-	feature_set(&out[2], "defer_taskrun", "deferred task work (6.1)", ring->defer_taskrun, true,
-		"the kernel processes completions in batches, without interrupting the server",
-		"completions interrupt the server, which costs context switches");
-	feature_set(&out[3], "registered_ring", "registered ring (5.18)", ring->registered_ring,
-		true, "system calls need no file lookup to find the io_uring ring",
+	feature_set(&out[1], "registered_ring", "registered ring", ring->registered_ring,
+		"system calls need no file lookup to find the io_uring ring",
 		"each system call looks up the io_uring ring as a file");
-	feature_set(&out[4], "registered_files", "registered files (5.19)", ring->registered_files,
-		true, "requests need no file lookup to find their socket or disk",
+	feature_set(&out[2], "registered_files", "registered files", ring->registered_files,
+		"requests need no file lookup to find their socket or disk",
 		"each request looks up the file of its socket or disk");
-	feature_set(&out[5], "registered_buffers", "registered memory (5.19)",
-		ring->registered_buffers, true,
+	feature_set(&out[3], "registered_buffers", "registered memory", ring->registered_buffers,
 		"the kernel maps payload memory only once for all transfers of disks",
 		without_buffers);
-	feature_set(&out[6], "min_timeout", "minimum wait (6.12)", ring->min_timeout, true,
+	feature_set(&out[4], "min_timeout", "minimum wait (6.12)", ring->min_timeout,
 		"the event loop can wait until several requests have arrived",
 		"the event loop wakes up for each completion");
-	feature_set(&out[7], "send_zero_copy", "zero-copy send (6.0)", ring->send_zero_copy,
-		stream_sends_zero_copy(), "not used: the server copies payload to the socket",
-		"no effect: the server copies payload to the socket in any case");
 	sandbox_probe(&sandbox);
-	feature_set(&out[8], "landlock", "Landlock (5.13)", sandbox.landlock > 0, true,
+	feature_set(&out[5], "landlock", "Landlock", sandbox.landlock > 0,
 		"a server can open only the files that it needs",
 		"a compromised server can open any file that its user can open");
-	feature_set(&out[9], "seccomp", "system call filter", sandbox.seccomp, true,
+	feature_set(&out[6], "seccomp", "system call filter", sandbox.seccomp,
 		"a server can make only the system calls that it needs",
 		"a compromised server can make any system call");
 	snprintf(without_tls, sizeof(without_tls), "TLS runs in user space: %.200s",
 		tls->why_not.text);
-	feature_set(&out[10], "kernel_tls", "TLS with new keys (6.14)", tls->why_not.code == 0,
-		true, "the kernel encrypts the data of TLS connections over TCP", without_tls);
+	feature_set(&out[7], "kernel_tls", "TLS with new keys (6.14)", tls->why_not.code == 0,
+		"the kernel encrypts the data of TLS connections over TCP", without_tls);
 }
 
 /* --- text ---------------------------------------------------------------------------------- */
@@ -231,9 +217,8 @@ static void print_features(const struct local_feature features[FEATURES_COUNT])
 	for (size_t i = 0; i < FEATURES_COUNT; i++) {
 		const struct local_feature *feature = &features[i];
 
-		printf("  %-26s %-8s %-6s %s\n", feature->words,
-			feature->available ? "present" : "absent",
-			feature->used ? "used" : "unused", feature->consequence);
+		printf("  %-26s %-8s %s\n", feature->words,
+			feature->available ? "present" : "absent", feature->consequence);
 	}
 }
 
@@ -323,7 +308,6 @@ static json_t *json_features(const struct local_feature features[FEATURES_COUNT]
 		json_t *feature = json_object();
 
 		json_object_set_new(feature, "available", json_boolean(features[i].available));
-		json_object_set_new(feature, "used", json_boolean(features[i].used));
 		json_object_set_new(feature, "consequence", json_string(features[i].consequence));
 		json_object_set_new(object, features[i].key, feature);
 	}

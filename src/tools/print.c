@@ -3,10 +3,11 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "base/export_uri.h"
 #include "base/log.h"
 #include "control/control.h"
 
@@ -23,6 +24,19 @@ const char *print_us(char out[PRINT_US_BYTES], double us)
 		snprintf(out, PRINT_US_BYTES, "%.2f s", us / 1e6);
 	}
 	return out;
+}
+
+void show_silent(void *context, enum gmb_event event, const char *text)
+{
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	static char last[EXPORT_URI_SILENT_BYTES];
+
+	pthread_mutex_lock(&lock);
+	if (event == GMB_EVENT_SILENT && strcmp(last, text) != 0) {
+		snprintf(last, sizeof(last), "%s", text);
+		log_warning("%s", text);
+	}
+	pthread_mutex_unlock(&lock);
 }
 
 int print_end(struct error *error)
@@ -63,43 +77,12 @@ json_t *print_json_text(const char *text)
 		       : json_string(log_escape(escaped, sizeof(escaped), text, strlen(text)));
 }
 
-/* Returns whether 15 digits suffice to represent each real number exactly, so that 0.261 is not
- * printed as 0.26100000000000001. */
-static bool is_short(json_t *value)
-{
-	const char *key;
-	json_t *member;
-	size_t index;
-	char text[32];
-
-	if (json_is_real(value)) {
-		snprintf(text, sizeof(text), "%.15g", json_real_value(value));
-		return strtod(text, NULL) == json_real_value(value);
-	}
-	json_array_foreach(value, index, member)
-	{
-		if (!is_short(member)) {
-			return false;
-		}
-	}
-	json_object_foreach(value, key, member)
-	{
-		if (!is_short(member)) {
-			return false;
-		}
-	}
-	return true;
-}
-
 static int print_document(json_t *root, size_t form, struct error *error)
 {
 	int err;
 
 	if (root == NULL) {
 		return error_set(error, -ENOMEM, "out of memory while writing JSON");
-	}
-	if ((form & JSON_REAL_PRECISION(31)) == 0 && is_short(root)) {
-		form |= JSON_REAL_PRECISION(15);
 	}
 	err = control_print_json(root, form);
 	json_decref(root);

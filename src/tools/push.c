@@ -7,7 +7,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -35,17 +34,29 @@ struct end {
 	bool has_more;
 };
 
-static int end_parse(struct end *end, const char *text, struct error *error)
+/* Parses the address of a server, to be freed with export_uri_fini() even if it is wrong. */
+static int end_parse(const char *text, bool is_target, struct export_uri *uri, struct error *error)
 {
-	int result = export_uri_parse(text, &end->all, error);
+	int result = export_uri_parse(text, uri, error);
+	bool fits = result == 0 && (strcmp(uri->protocol, "push") == 0 ||
+					   (is_target && strcmp(uri->protocol, "nbd") == 0));
 
-	if (result == 0 ? strcmp(end->all.protocol, "push") != 0 : strstr(text, "://") == NULL) {
+	if (!fits && (result == 0 || strstr(text, "://") == NULL)) {
 		result = error_set(error, -EINVAL,
 			"'%s' is not a push address; servers listen for push at "
 			"push+unix:///?socket=PATH and push://HOST[:PORT]; gmblock copy copies "
 			"files and exports served over NBD or gmb",
-			text);
+			quote(text));
 	}
+	return result;
+}
+
+int push_address_check(const char *text, bool is_target, struct error *error)
+{
+	struct export_uri uri = { 0 };
+	int result = end_parse(text, is_target, &uri, error);
+
+	export_uri_fini(&uri);
 	return result;
 }
 
@@ -67,11 +78,17 @@ static void end_fini(struct end *end)
 	export_uri_fini(&end->all);
 }
 
-static int end_open(struct end *end, const char *text, uint64_t timeout_ns, struct error *error)
+static int end_open(
+	struct end *end, const char *text, bool is_target, uint64_t timeout_ns, struct error *error)
 {
 	struct error failures = { 0 };
-	int result = end_parse(end, text, error);
+	int result = end_parse(text, is_target, &end->all, error);
 
+	if (result == 0 && strcmp(end->all.protocol, "nbd") == 0) {
+		/* A destination without push: only the source connects to it. */
+		end->uri = export_uri_at(&end->all, 0);
+		return 0;
+	}
 	if (result != 0) {
 		return result;
 	}
@@ -450,27 +467,57 @@ static int report(
 	return print_end(error);
 }
 
-static int tools_push_watch(
-	const struct push_options *options, struct push_ask *ask, struct error *error)
+/* Adds the state of the destination and the remedy to the reason why a push has ended early. */
+static void add_remedy(const struct push_wire_job *job, struct error *error)
+{
+	char share[COPY_SHARE_BYTES];
+
+	error_add(error,
+		"; the destination holds a partial copy: %s; run the command again with --resume "
+		"to continue",
+		copy_share(share, job->done, job->length));
+}
+
+/* Receives the progress of the job until it has ended. Returns an error if the command was stopped
+ * or has lost the source; in both cases the source ends the job. */
+static int push_follow(const struct push_options *options, const struct end *source,
+	struct push_job_message *job, struct error *error)
 {
 	struct copy_counters counters = { .total = UINT64_MAX };
 	struct copy_progress progress;
-	struct push_job_message job = { 0 };
-	char text[ERROR_TEXT_BYTES];
 	int result;
 
 	copy_progress_init(&progress, options->progress, &counters);
 	copy_progress_phase(&progress, "pushing", &counters.done, clock_now_ns());
+	copy_stop_watch(-1);
 	do {
-		result = push_ask_hear(ask, NOTE_MS, &job, error);
+		result = push_ask_hear(source->ask, NOTE_MS, job, error);
 		if (result == 1) {
-			counters.total = job.head.length;
-			counters.done = job.head.done;
+			counters.total = job->head.length;
+			counters.done = job->head.done;
 		}
 		copy_progress_tick(&progress, clock_now_ns());
-	} while (result == 0 || (result == 1 && job.head.state < PUSH_JOB_DONE));
+		if (result >= 0 && job->head.state < PUSH_JOB_DONE && copy_stop_signal() != 0) {
+			result = error_set(error, -EINTR,
+				"stopped by SIG%s, and the server ends the job",
+				sigabbrev_np(copy_stop_signal()));
+		}
+	} while (result >= 0 && job->head.state < PUSH_JOB_DONE);
 	copy_progress_clear(&progress);
+	return MIN(result, 0);
+}
+
+static int tools_push_watch(const struct push_options *options, const struct end *source,
+	const struct push_wire_ticket *ticket, struct error *error)
+{
+	struct push_job_message job = { .head.length = ticket->length };
+	char text[ERROR_TEXT_BYTES];
+	int result = push_follow(options, source, &job, error);
+
 	if (result < 0) {
+		error_prefix(error, "job %016" PRIx64, ticket->job);
+		end_prefix(source, error);
+		add_remedy(&job.head, error);
 		return result;
 	}
 	if (options->json) {
@@ -481,31 +528,13 @@ static int tools_push_watch(
 		result = 0;
 	}
 	if (result >= 0 && job.head.state == PUSH_JOB_FAILED) {
-		char share[COPY_SHARE_BYTES];
-
-		push_ask_show(text, &job.text);
 		result = error_set(error,
-			job.head.status <= INT16_MAX ? -(int)job.head.status : -EIO,
-			"%s; the destination holds a partial copy: %s; run the command again with "
-			"--resume to continue",
-			text, copy_share(share, job.head.done, job.head.length));
+			job.head.status <= INT16_MAX ? -(int)job.head.status : -EIO, "%s",
+			push_ask_show(text, &job.text));
+		end_prefix(source, error);
+		add_remedy(&job.head, error);
 	}
 	return MIN(result, 0);
-}
-
-/* Opens a connection to the destination, unless it has no push: then only the source connects to
- * it. */
-static int target_open(struct end *target, const struct push_options *options, struct error *error)
-{
-	int result = export_uri_parse(options->target, &target->all, error);
-
-	if (result == 0 && strcmp(target->all.protocol, "nbd") == 0) {
-		target->uri = export_uri_at(&target->all, 0);
-		return 0;
-	}
-	export_uri_fini(&target->all);
-	target->all = (struct export_uri){ 0 };
-	return end_open(target, options->target, options->timeout_ns, error);
 }
 
 static int tools_push_run(const struct push_options *options, struct end *source,
@@ -516,9 +545,9 @@ static int tools_push_run(const struct push_options *options, struct end *source
 		.offset = options->target_offset,
 	};
 	uint64_t length;
-	int result = end_open(source, options->source, options->timeout_ns, error);
+	int result = end_open(source, options->source, false, options->timeout_ns, error);
 
-	result = result ?: target_open(target, options, error);
+	result = result ?: end_open(target, options->target, true, options->timeout_ns, error);
 	result = result ?: end_look(source, error);
 	if (result != 0) {
 		return result;
@@ -546,7 +575,7 @@ static int tools_push_run(const struct push_options *options, struct end *source
 		printf("%016" PRIx64 "\n", ticket.job);
 		return print_end(error);
 	}
-	return tools_push_watch(options, source->ask, error);
+	return tools_push_watch(options, source, &ticket, error);
 }
 
 int push_run(const struct push_options *options, struct error *error)
@@ -602,7 +631,9 @@ static int list(struct push_ask *ask, uint64_t id, bool json, struct error *erro
 	}
 	if (result == 0 && id != 0 && count == 0) {
 		result = error_set(error, -ENOENT,
-			"the server has no job %016" PRIx64 " that is visible to you", id);
+			"the server has no job %016" PRIx64 " that is visible to you; "
+			"gmblock push --list shows the jobs",
+			id);
 	}
 	if (result == 0) {
 		return json ? print_json(all, error) : print_end(error);
@@ -614,7 +645,8 @@ static int list(struct push_ask *ask, uint64_t id, bool json, struct error *erro
 int push_list(const char *uri, uint64_t job, bool json, uint64_t timeout_ns, struct error *error)
 {
 	struct end end = { 0 };
-	int result = end_open(&end, uri, timeout_ns, error) ?: list(end.ask, job, json, error);
+	int result =
+		end_open(&end, uri, false, timeout_ns, error) ?: list(end.ask, job, json, error);
 
 	end_fini(&end);
 	return result;
@@ -627,7 +659,7 @@ int push_cancel(const char *uri, uint64_t job, uint64_t timeout_ns, struct error
 	char label[EXPORT_URI_LABEL_BYTES];
 	struct push_answer answer;
 	struct end end = { 0 };
-	int result = end_open(&end, uri, timeout_ns, error);
+	int result = end_open(&end, uri, false, timeout_ns, error);
 
 	if (result == 0) {
 		result = push_ask(end.ask, PUSH_CANCEL, &part, 1, &answer, error);

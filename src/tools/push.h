@@ -32,7 +32,11 @@ struct push_options {
 	uint64_t timeout_ns; /* limit of each answer */
 };
 
-/* Prints the result, or with detach the number of the job. */
+/* Checks the address of a server before anything is connected. is_target: the destination of a
+ * push, which can also be an NBD server. Returns -EINVAL for a text that is not such an address. */
+GMB_MUST_CHECK int push_address_check(const char *text, bool is_target, struct error *error);
+/* Prints the result, or with detach the number of the job. -EINTR: copy_stop_signal() has stopped
+ * it. */
 GMB_MUST_CHECK int push_run(const struct push_options *options, struct error *error);
 /* Prints those jobs of a server that the caller may see: the one with the number, or all (0).
  * -ENOENT: there is no such job. */

@@ -9,6 +9,7 @@
  */
 #pragma once
 
+#include <gmblock/gmblock.h>
 #include <jansson.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -22,6 +23,10 @@
 /* Formats "12.3 us", "1.20 ms", "2.00 s". Returns out. */
 enum { PRINT_US_BYTES = 48 };
 const char *print_us(char out[PRINT_US_BYTES], double us);
+
+/* The callback gmb_options.event of a command: prints the report about a silent server, once if
+ * several clients have it. Any thread. */
+void show_silent(void *context, enum gmb_event event, const char *text);
 
 /* Flushes standard output. Fails for example if the disk is full or the pipe is closed. */
 GMB_MUST_CHECK int print_end(struct error *error);

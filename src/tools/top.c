@@ -64,7 +64,6 @@ static volatile sig_atomic_t ended;
 
 static void end_on_signal(int number)
 {
-	GMB_UNUSED(number);
 	ended = 1;
 }
 

@@ -155,6 +155,7 @@ static int trace_request_parse_part(const json_t *object, struct trace_request_p
 
 	part->offset = trace_request_bytes_of(object, "offset");
 	part->length = trace_request_bytes_of(object, "length");
+	part->placement = trace_request_text_of(object, "placement");
 	part->opened_us = time_us(object, "opened_us");
 	part->submitted_us = time_us(object, "submitted_us");
 	part->done_us = time_us(object, "done_us");

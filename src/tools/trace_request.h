@@ -29,6 +29,7 @@ enum { TRACE_REQUEST_COUNT_MAX = 1000 };
 struct trace_request_part {
 	uint64_t offset; /* on the export */
 	uint64_t length;
+	const char *placement; /* place of the payload, or NULL */
 	double opened_us;
 	double submitted_us;
 	double done_us;

@@ -197,6 +197,9 @@ static void show_row(const struct table *table, const struct trace_request_part 
 	for (int i = 0; i < COLUMN_COUNT && table->titles[i] != NULL; i++) {
 		printf("  %10s", times_us[i] < 0 ? "-" : print_us(text, times_us[i]));
 	}
+	if (part->placement != NULL) {
+		printf("  %-10s", quote(part->placement));
+	}
 	if (part->error != NULL) {
 		printf("  %s", quote(part->error));
 	}
@@ -212,7 +215,8 @@ static void show_table(const struct trace_request *request)
 	for (int i = 0; i < COLUMN_COUNT && table->titles[i] != NULL; i++) {
 		printf("  %10s", table->titles[i]);
 	}
-	printf("\n");
+	printf(request->part_count > 0 && request->parts[0].placement != NULL ? "  placement\n"
+									      : "\n");
 	for (uint32_t i = 0; i < shown; i++) {
 		show_row(table, &request->parts[i]);
 	}

@@ -203,9 +203,9 @@ static void on_event(void *context, enum gmb_event event, const char *text)
 		[GMB_EVENT_GAVE_UP] = "gave up",
 		[GMB_EVENT_RESIZED] = "resized",
 		[GMB_EVENT_RETRYING] = "retrying",
+		[GMB_EVENT_SILENT] = "silent",
 	};
 
-	(void)context;
 	printf("%s %s\n", names[event], text);
 	fflush(stdout);
 }

@@ -139,7 +139,7 @@ class Configuration(unittest.TestCase):
 
     def test_a_wrong_key_is_named_with_its_line(self):
         done = self.serve("exports:\n  - name: x\n    path: memory:1M\n    colour: red\n")
-        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.returncode, 2)
         self.assertRegex(done.stderr, r"gmblock\.conf:4:\d+: .*colour")
 
     def test_every_key_is_documented(self):

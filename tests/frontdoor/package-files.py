@@ -158,7 +158,7 @@ class PackageFiles(unittest.TestCase):
                                    "override_dh_auto_test"], capture_output=True, text=True, check=True,
                                   env={**os.environ, "DEB_BUILD_OPTIONS": options})
             self.assertEqual(done.stdout, f"dh_auto_configure -- -Dtests={value}\n"
-                             "dh_auto_test -- --suite unit\n")
+                             "dh_auto_test -- --suite unit --no-suite mutants --no-suite models\n")
 
 
 if __name__ == "__main__":

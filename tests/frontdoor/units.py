@@ -85,11 +85,11 @@ class Units(unittest.TestCase):
         self.units = os.path.join(self.root, "etc/systemd/system")
         os.makedirs(self.units)
 
-    def install(self, name, dropin=None):
+    def install(self, name, *dropins):
         with open(os.path.join(self.units, name), "w", encoding="utf-8") as file:
             file.write(read(name + ".in").replace("@bindir@", "/usr/bin"))
-        if dropin:
-            os.mkdir(os.path.join(self.units, name + ".d"))
+        for dropin in dropins:
+            os.makedirs(os.path.join(self.units, name + ".d"), exist_ok=True)
             shutil.copy(os.path.join(PACKAGING, dropin), os.path.join(self.units, name + ".d"))
 
     def check(self, name, limit, texts):
@@ -126,6 +126,11 @@ class Units(unittest.TestCase):
         self.install("gmblock.service", "block-devices.conf")
         self.check(
             "gmblock.service", 17, [read("gmblock.service.in"), read("block-devices.conf")])
+
+    def test_reservations(self):
+        files = ["block-devices.conf", "reservations.conf"]
+        self.install("gmblock.service", *files)
+        self.check("gmblock.service", 24, [read("gmblock.service.in"), *[read(file) for file in files]])
 
     def test_attach(self):
         name = "gmblock-attach@.service"

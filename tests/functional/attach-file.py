@@ -607,12 +607,15 @@ class File(attach_tool.Case):
         path = self.make_file("disk", b"precious")
         code, output, errors = self.gmblock("attach", "--fuse", path, self.socket_uri())
         self.assertEqual((code, output), (1, ""))
-        self.assertIn(f"{path} is not empty (8)", errors)
+        self.assertIn(f"{path} is not empty (8 bytes)", errors)
         self.assertIn("--force", errors)
         self.assertEqual(self.attachments(), [])
         code, output, errors = self.gmblock("attach", "--force", self.socket_uri())
         self.assertEqual((code, output), (2, ""))
         self.assertIn("--force needs --fuse", errors)
+        code, _, errors = self.gmblock("attach", "--fuse", self.path("missing/disk"), self.socket_uri())
+        self.assertEqual(code, 1)
+        self.assertIn("its folder does not exist; create the folder first", errors)
 
         self.assertEqual(self.attach("--force"), path)
         self.assertEqual(os.path.getsize(path), attach_tool.SIZE)
@@ -814,16 +817,16 @@ class NbdFile(attach_tool.Case):
         for arguments, status, words in [
                 (["attach"], 2, "give one URI"),
                 (["attach", "--list", "x"], 2, "takes no URI"),
-                (["attach", "--list", "--fuse", "x"], 2, "--fuse can be used only to attach"),
-                (["attach", "--list", "--read-only"], 2, "--read-only can be used only to attach"),
-                (["attach", "--list", "--connect-timeout", "1s"], 2, "timeout options can be used only to attach"),
+                (["attach", "--list", "--fuse", "x"], 2, "--fuse cannot be combined with --list"),
+                (["attach", "--list", "--read-only"], 2, "--read-only cannot be combined with --list"),
+                (["attach", "--list", "--connect-timeout", "1s"], 2, "--connect-timeout cannot be combined with --list"),
                 (["attach", "--fuse", self.path("no/d"), self.socket_uri()], 1,
                  f"'{self.path('no/d')}'"),
                 (["attach", "--ublk", "--nbd", "nbd://x"], 2, "only one of"),
                 (["attach", "--nbd", f"gmb+unix:///?socket={self.path('s')}"], 1,
                  "the kernel's nbd driver does not support gmb URIs"),
                 (["attach", "--json", "nbd://x"], 2, "--json needs"),
-                (["attach", "--timings", "--list"], 2, "not with --list"),
+                (["attach", "--timings", "--list"], 2, "cannot be combined with --list"),
                 (["attach", "--timings", "--foreground", "nbd://x"], 2,
                  "cannot be combined with --foreground"),
                 (["attach", "--timings", "--fuse", self.path("d"), self.socket_uri("nobody")], 1,

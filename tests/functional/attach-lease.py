@@ -95,13 +95,17 @@ class Lease(attach_tool.Case):
         third = self.disk("c", "--exclusive", "--preempt")
         for fd in (first, second):
             self.check_dead(fd)
+            os.close(fd)
+        code, _, errors = self.gmblock("detach", self.path("a"))
+        self.assertEqual(code, 1)
+        self.assertRegex(errors, "the last flush failed .* may be lost; .*lease")
         os.pwrite(third, b"c" * BLOCK, 0)
         self.assertEqual(self.leases(), [("exclusive", "holds")])
         self.assertEqual(self.block(), b"c" * BLOCK)
 
     def test_a_killed_holder(self):
         self.begin()
-        self.disk("a", "--exclusive", "--lease-timeout", "1s")
+        self.disk("a", "--exclusive", "--lease-timeout", "6s")
         entry, = self.attachments()
         os.kill(entry["pid"], signal.SIGKILL)
         self.wait_for(lambda: "not connected" in self.run_gmblock("lease", "list", "--server", self.control)[1])
@@ -110,7 +114,7 @@ class Lease(attach_tool.Case):
         self.assertEqual(self.block(), b"b" * BLOCK)
 
     def test_preempt_during_a_write(self):
-        self.begin(",delay=write:300ms")
+        self.begin(",delay=write:3s")
         old = self.disk("a", "--exclusive")
         found = []
 

@@ -765,7 +765,9 @@ class Silence(Case):
                                  f"write c 0 {2 << 20} 0", "wait")
         self.assertEqual(server.failures, [])
         self.assertEqual(self.results(answers, "c")[0][0], 0)
-        self.assertIn("the server did not respond in time", self.of(answers, "event", "c")[0])
+        events = self.of(answers, "event", "c")
+        self.assertRegex(events[0], "^silent ")
+        self.assertIn("the server did not respond in time", events[1])
 
     def test_information_without_end(self):
         def script(dialogue):

@@ -12,7 +12,10 @@ import random
 import shutil
 import signal
 import socket
+import subprocess
 import sys
+import threading
+import time
 
 import relay
 import support
@@ -22,12 +25,64 @@ BYTES = 4 << 20
 BLOCK = 4096
 
 
+class Full(relay.Relay):
+    """A host that accepts no further connections at some time, but serves those that it has."""
+
+    full = False
+
+    def passes(self, client):
+        if self.full:
+            client.close()
+        return not self.full
+
+
+# A client with a lease, which writes when a file exists: FOLDER-OF-MODULE URI FILE MILLISECONDS.
+HOLDER = """
+import os
+import sys
+sys.path.insert(0, sys.argv[1])
+import gmblock
+queue = gmblock.Queue()
+client = queue.open(sys.argv[2], lease=gmblock.LEASE_EXCLUSIVE, lease_ms=int(sys.argv[4]), connections=1,
+                    request_timeout_ms=5000, connect_timeout_ms=2700, event=lambda event, text: print(event, text, flush=True))
+client.pwrite(b"first", 0)
+print("ready", flush=True)
+while not os.path.exists(sys.argv[3]):
+    queue.wait(50)
+client.pwrite(b"late!", 0)
+"""
+
+
+class SlowRelay(relay.Relay):
+    """The message with which the first client asks for its lease arrives only when the test allows it. The server does not notice
+    the end of this connection."""
+
+    def __init__(self, server, message):
+        self.message = message
+        self.allowed = threading.Event()
+        super().__init__(server)
+
+    def seen(self, link, direction, data):
+        if link.number == 0 and direction == relay.UP and self.message in data:
+            self.allowed.wait()
+        return super().seen(link, direction, data)
+
+    def ended(self, link, direction):
+        if link.number != 0:
+            super().ended(link, direction)
+
+    def close(self):
+        self.allowed.set()
+        super().close()
+
+
 class Base(support.Case):
     SCHEME = "nbd"
 
     def setUp(self):
         super().setUp()
         self.events = []
+        self.story = ""  # of a client that is another process
         self.image = self.path("image")
         self.content = bytearray(random.Random(5).randbytes(BYTES))
         with open(self.image, "wb") as file:
@@ -76,9 +131,9 @@ class Base(support.Case):
             return any(part in text for text in self.texts(name))
         self.wait_for(has_come)
 
-    def behind_relay(self, server):
+    def behind_relay(self, server, kind=relay.Relay, *arguments):
         """The relay of a server, which looks like a host of its own."""
-        made = relay.Relay(int(server.host.rpartition(":")[2]))
+        made = kind(int(server.host.rpartition(":")[2]), *arguments)
         made.host = f"127.0.0.1:{made.place}"
         self.addCleanup(made.close)
         return made
@@ -99,6 +154,8 @@ class Base(support.Case):
 
 
 class HostsNbd(Base):
+    ASKS = b"IHAVEOPT\0\0\0\7"  # GO
+
     # --- the servers change
 
     def write_all(self, client, done, count, seed):
@@ -158,6 +215,46 @@ class HostsNbd(Base):
         self.addCleanup(first.signal, signal.SIGCONT)
         self.assertEqual(client.pread(5000, 10), self.content[10:5010])
         self.assertEqual(client.server(), second.host)
+
+    def test_a_silent_server_is_reported(self):
+        """Once, with the time limit that applies, while a request waits and while the export is opened."""
+        server = self.with_disk("a", "readonly")
+        client = self.open(server, connections=4)
+        server.freeze()
+        self.addCleanup(server.signal, signal.SIGCONT)
+        done = []
+        for place in range(8):
+            client.submit(client.new_read(10, place * BLOCK), done.append)
+        self.until_text("silent", "")
+        text = f"{server.host}: no response for 3 s; waiting for up to {{}} s in total"
+        self.assertEqual(self.texts("silent"), [text.format(30)])
+        for command in ["bench", "--threads", "2", "--connections", "2"], ["info"], ["list"]:
+            code, _, errors = self.run_gmblock(*command, "--timeout", "4s", self.uri(server))
+            self.assertEqual(code, 1)
+            self.assertEqual(errors.splitlines()[0], "gmblock: warning: " + text.format(4))
+            self.assertEqual(len(errors.splitlines()), 2, errors)
+        server.signal(signal.SIGCONT)
+        while len(done) < 8:
+            self.queue.wait(-1)
+        self.assertEqual({request.result for request in done}, {0})
+
+    def test_a_copy_ends_if_all_hosts_refuse(self):
+        """It does not try for ten minutes, and reports each reason once."""
+        first, second = self.with_disk("a"), self.serve("b")
+        target = self.path("target")
+        with subprocess.Popen([support.program(), "copy", "--connections", "1", "--rate", "100K",
+                               self.uri(first, second), target],
+                              stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            self.addCleanup(process.kill)
+            self.wait_for(lambda: os.path.exists(target) and os.path.getsize(target) > 0)
+            self.control(first, "export", "remove", "disk", "--now")
+            errors = process.stderr.read()
+            self.assertEqual(process.wait(), 1, errors)
+        refused = "{}: .*no export named 'disk'.*"
+        self.assertRegex(errors, "gmblock copy: the source: .*gave up after .*" +
+                         refused.format(first.host) + "; " + refused.format(second.host))
+        self.assertIn("holds a partial copy", errors)
+        self.assertLessEqual(errors.count("warning: "), 4, errors)
 
     def test_a_dead_host_and_connections_that_cannot_notice(self):
         """One connection is lost and finds nobody at its host, and the other ones have nothing to send."""
@@ -253,7 +350,7 @@ class HostsNbd(Base):
 
     def test_it_gives_up_with_the_reasons_of_all(self):
         first, second = self.with_disk("a"), self.serve("b")
-        client = self.open(first, second, reconnect_timeout_ms=300)
+        client = self.open(first, second, reconnect_timeout_ms=3000)
         first.kill()
         with self.assertRaises(gmblock.Error) as caught:
             client.pread(10, 0)
@@ -301,6 +398,20 @@ class HostsNbd(Base):
                 self.assertEqual(code, 1)
                 self.assertRegex(errors, f"{one}: cannot connect.*; {other}: cannot connect")
 
+    def test_an_idle_connection_is_checked(self):
+        """By the kernel: otherwise the client would not notice for long that the host was switched off."""
+        server = self.with_disk("a")
+        self.open(server, connections=1)
+        port = int(server.host.rpartition(":")[2])
+
+        def has_timer():
+            with open("/proc/self/net/tcp", encoding="ascii") as file:
+                sockets = [line.split() for line in file]
+            # to the server, established, with the timer of keep-alive probes
+            return any(entry[2].endswith(f":{port:04X}") and entry[3] == "01" and entry[5].startswith("02:")
+                       for entry in sockets)
+        self.wait_for(has_timer)
+
     def test_where_one_host_is_meant(self):
         self.check_refused(["serve", "memory:1M", "--listen", f"{self.SCHEME}://127.0.0.1:0,127.0.0.2:0"], 2,
                            "a listening URI has one host")
@@ -341,7 +452,7 @@ class HostsNbd(Base):
 
     def test_a_lease_is_taken_along(self):
         first, second = self.with_disk("a"), self.serve("b")
-        client = self.open(first, second, lease=gmblock.LEASE_EXCLUSIVE)
+        client = self.open(first, second, lease=gmblock.LEASE_EXCLUSIVE, lease_ms=3600000)
         client.pwrite(b"lease", 0)
         first.kill()
         self.give_disk(second)
@@ -374,9 +485,193 @@ class HostsNbd(Base):
             thief.close()
         queue.destroy()
 
+    def wait_for_seconds(self, seconds):
+        """The time of a lease passes. The client looks at its clocks meanwhile."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.queue.wait(50)
+
+    def move_late(self, first, second, host):
+        """The client asks the host of the second server, but this server gets the disk and the question after the time of the lease."""
+        first.kill()
+        self.until_text("lost", first.host)
+        while not host.links:
+            self.queue.wait(10)
+        self.wait_for_seconds(1)
+        self.give_disk(second)
+        host.release(0)
+
+    def test_an_answer_that_comes_too_late(self):
+        """The next server accepts a client whose time has ended since it has asked."""
+        first, second = self.with_disk("a"), self.serve("b")
+        host = self.behind_relay(second)
+        host.hold(0, relay.UP)
+        self.open(first, host, lease=gmblock.LEASE_EXCLUSIVE, lease_ms=1000, connect_timeout_ms=60000, connections=1)
+        self.move_late(first, second, host)
+        self.until_text("gave-up", "leased: this client has lost its lease")
+
+    def test_an_answer_that_is_lost(self):
+        """The next server has accepted a client whose time has ended, and the client does not know this when it asks again."""
+        first, second = self.with_disk("a"), self.serve("b", "--handshake-timeout", "1h")
+        host = self.behind_relay(second, SlowRelay, self.ASKS)
+        host.hold(0, relay.UP)
+        host.hold(1, relay.UP)
+        self.open(first, host, lease=gmblock.LEASE_EXCLUSIVE, lease_ms=1000, connect_timeout_ms=8000, connections=1)
+        self.move_late(first, second, host)
+        while len(host.links) < 2:  # the first attempt has ended
+            self.queue.wait(50)
+        answers = host.links[0].passed[relay.DOWN]
+        host.allowed.set()
+        self.wait_for(lambda: host.links[0].passed[relay.DOWN] > answers)
+        host.release(1)
+        self.until_text("retrying", "only the last server can confirm the lease")
+        self.assertEqual(self.texts("reconnected"), [])
+
+    def test_two_addresses_of_one_server(self):
+        """After a long outage, the client continues although the other address has answered first."""
+        def serve(place):
+            server = self.start("--export", f"disk={self.image}", "--state-folder", self.path("state"),
+                                "--listen", f"{self.SCHEME}://{place}")
+            server.host = server.uri.split("//")[1].split("/")[0]
+            return server
+        os.mkdir(self.path("state"))
+        server = serve("127.0.0.1:0")
+        home, other = self.behind_relay(server, Full), self.behind_relay(server)
+        client = self.open(home, other, lease=gmblock.LEASE_EXCLUSIVE, lease_ms=5000, connect_timeout_ms=2000, connections=1)
+        home.full = True
+        server.kill()
+        self.until_text("lost", home.host)
+        self.wait_for_seconds(5)
+        serve(server.host)
+        self.until_text("retrying", "only the last server can confirm the lease")
+        home.full = False
+        self.until_text("reconnected", home.host)
+        self.assertEqual(client.pread(BLOCK, 0), self.content[:BLOCK])
+
+    def test_a_client_that_does_not_reconnect(self):
+        """Its connections survive a long time without calls, because it never goes to another server."""
+        first, second = self.with_disk("a"), self.serve("b")
+        client = self.open(first, second, lease=gmblock.LEASE_EXCLUSIVE, lease_ms=1000, connect_timeout_ms=1000,
+                           flags=gmblock.OPEN_NO_RECONNECT)
+        client.pwrite(b"here", 0)
+        time.sleep(1.2)
+        self.queue.wait(50)
+        self.assertEqual(client.pread(4, 0), b"here")
+        self.assertEqual(self.events, [])
+
+    def test_a_client_that_waits_longer_than_its_server(self):
+        """The time of the lease begins at the server after 30 s without progress, 60 s before the client notices the loss."""
+        first, second = self.with_disk("a"), self.serve("b")
+        client = self.open(first, second, lease=gmblock.LEASE_EXCLUSIVE, lease_ms=60000, request_timeout_ms=90000)
+        first.kill()
+        self.give_disk(second)
+        with self.assertRaises(gmblock.Error):
+            client.pread(5, 0)
+        self.assertIn("leased: this client has lost its lease", self.texts("gave-up")[0])
+
+    def test_the_home_is_asked_first_after_a_stop(self):
+        """Only the home can confirm the lease, and another host would cost time."""
+        server = self.with_disk("a")
+        with self.deaf() as other:
+            client = self.open(server, other, lease=gmblock.LEASE_EXCLUSIVE, lease_ms=4000, connect_timeout_ms=1000)
+            time.sleep(2.2)
+            self.until_text("reconnected", server.host)
+            self.assertEqual(client.pread(4, 0), self.content[:4])
+        self.assertIn("the client was stopped or paused", self.texts("lost")[0])
+        self.assertEqual(self.texts("retrying"), [])
+
+    @contextlib.contextmanager
+    def stopped_client(self, lease_ms, silent=False):
+        """A client is stopped and cut off; silent: without a sign to the client, as if its host was switched off. Afterwards the
+        disk moves, and the client continues; yields the first server."""
+        first, second = self.with_disk("a"), self.serve("b")
+        host = self.behind_relay(first)
+        child = subprocess.Popen([sys.executable, "-B", "-c", HOLDER, os.path.dirname(gmblock.__file__),
+                                  self.uri(host, second), self.path("continue"), str(lease_ms)], stdout=subprocess.PIPE,
+                                 stderr=subprocess.DEVNULL, encoding="utf-8")
+        self.addCleanup(child.kill)
+        self.assertIn("ready\n", iter(child.stdout.readline, ""))
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        if silent:
+            host.refuse()
+            host.hold(host.links[-1].number, relay.UP, relay.DOWN)
+            host.links[-1].ends[relay.UP].shutdown(socket.SHUT_RDWR)
+        else:
+            host.cut_all()
+        yield first
+        self.control(first, "export", "remove", "disk")
+        self.give_disk(second)
+        self.make_file("continue", b"")
+        child.send_signal(signal.SIGCONT)
+        self.story = child.communicate()[0]
+
+    def test_a_stopped_client(self):
+        self.check_stopped(silent=False)
+
+    def test_a_stopped_client_that_does_not_notice_its_loss(self):
+        self.check_stopped(silent=True)
+
+    def check_stopped(self, silent):
+        """Its lease has expired at its server, and another client has had it there. The next server does not know this."""
+        queue = gmblock.Queue()
+        self.addCleanup(queue.destroy)
+        others = []
+
+        def has_lease():
+            with contextlib.suppress(gmblock.Error):
+                others.append(queue.open(self.uri(first), lease=gmblock.LEASE_EXCLUSIVE))
+            return others
+
+        with self.stopped_client(3000, silent) as first:
+            self.wait_for(has_lease)
+            others[0].pwrite(b"other", 0)
+            others[0].close()
+        self.assertRegex(self.story, "gave-up .*leased: this client has lost its lease")
+        with open(self.image, "rb") as file:
+            self.assertEqual(file.read(5), b"other")
+
+    def test_a_client_that_was_stopped_for_less_than_its_lease(self):
+        with self.stopped_client(3600000):
+            pass
+        self.assertNotIn("gave-up", self.story)
+        with open(self.image, "rb") as file:
+            self.assertEqual(file.read(5), b"late!")
+
 
 class HostsGmb(HostsNbd):
     SCHEME = "gmb"
+    ASKS = b",moves"  # LEASE
+
+
+class HostsRefuse(Base):
+    """Over NBD, where each connection is one link of the relay."""
+
+    def test_one_connection_is_refused_for_longer_than_the_lease(self):
+        """The time of the lease begins with the last answer, because the server has served the client until then."""
+        first, second = self.with_disk("a", "readonly"), self.with_disk("b", "readonly")
+        host = self.behind_relay(first, Full)
+        client = self.open(host, second, lease=gmblock.LEASE_SHARED, lease_ms=3000, connections=2)
+        while client.info().connections < 2:
+            self.queue.wait(50)
+        host.hold(1, relay.DOWN)
+        done = []
+        for _ in range(2):
+            client.submit(client.new_read(BLOCK, 0), done.append)
+        while not done:
+            self.queue.wait(-1)
+        host.full = True
+        host.cut(1)
+        self.until_text("lost", host.host)
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            self.assertEqual(client.pread(BLOCK, 0), self.content[:BLOCK])
+            self.queue.wait(20)
+        self.assertEqual(len(done), 1)
+        first.kill()
+        self.assertEqual(client.pread(BLOCK, 0), self.content[:BLOCK])
+        self.assertEqual(client.server(), second.host)
+        self.assertEqual(self.texts("gave-up"), [])
 
 
 class HostsTls(Base):

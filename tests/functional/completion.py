@@ -7,7 +7,6 @@ import re
 import select
 import shutil
 import subprocess
-import unittest
 
 import support
 

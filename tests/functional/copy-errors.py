@@ -43,6 +43,8 @@ class Refusals(CopyCase):
         for server, uri in (("127.0.0.1:10901", "nbd://127.0.0.1:10901"),
                             ("[::1]:10901", "nbd://[::1]:10901"),
                             ("nbd:storage:10901", "nbd://storage:10901"),
+                            ("nbd:storage", "nbd://storage"), ("nbds:storage/disk", "nbds://storage/disk"),
+                            ("gmb:storage", "gmb://storage"), ("nbd+unix:/run/s", "nbd+unix:///?socket=/run/s"),
                             ("nbd:unix:/run/s", "nbd+unix:///?socket=/run/s")):
             for ends in ((source, server), (server, source)):
                 code, output, errors = self.run_gmblock("copy", *ends, cwd=self.folder)
@@ -60,6 +62,29 @@ class Refusals(CopyCase):
                 self.assertIn(f"run 'gmblock serve {disk}'", errors)
                 self.assertIn(f"if it is a file, write ./{disk}\n", errors)
         self.assertEqual(os.listdir(self.folder), ["source"])
+
+    def test_file_before_a_path(self):
+        source = self.image("source")
+        for ends in (("source", "file:target"), ("file:source", "target")):
+            code, output, errors = self.run_gmblock("copy", *ends, cwd=self.folder)
+            self.assertEqual((code, output), (2, ""), errors)
+            self.assertIn("leave out 'file:' for a file; if that is its name, write ./file:", errors)
+        self.assertEqual(os.listdir(self.folder), ["source"])
+        code, _, errors = self.run_gmblock("copy", source, "./file:target", cwd=self.folder)
+        self.assertEqual(code, 0, errors)
+        self.same(source, self.path("file:target"))
+
+    def test_a_device_that_is_not_there(self):
+        """No file takes its place, which would fill the memory."""
+        name = f"/dev/gmblock-no-such-device-{os.getpid()}"
+        self.addCleanup(lambda: os.path.exists(name) and os.remove(name))
+        source = self.image("source", MIB)
+        self.refused(source, name, "cannot open the target", name, "there is no such device")
+        self.check_refused(["create", f"overlay:{name}", "--base", source], 1, name, "there is no such device")
+        self.check_refused(["create", f"flash:{name}", "--size=64M"], 1, name, "there is no such device")
+        self.assertFalse(os.path.exists(name))
+        errors = self.check_refused(["create", "overlay:/dev/null", "--base", source], 1, "'/dev/null'")
+        self.assertNotIn("no such device", errors)
 
     def test_files_with_the_name_of_a_server(self):
         source = self.image("source")
@@ -625,7 +650,7 @@ class SkippedErrors(CopyCase):
 
     def test_a_map_is_not_left_where_nothing_was_copied(self):
         self.copy_fails(["--skip-errors", self.path("map"), self.image("source"), self.folder],
-                        UNCHANGED)
+                        "it is a directory; name a file in it", UNCHANGED)
         self.copy_fails(["--skip-errors", self.path("map"), self.image("source"),
                          self.serve(self.image("small", MIB))], "too small", UNCHANGED)
         self.assertFalse(os.path.exists(self.path("map")))

@@ -329,7 +329,7 @@ class Journals(CopyCase):
 
     def test_journal_cannot_be_written(self):
         self.copy_fails(["--resume", self.path("no/journal"), self.source, self.target],
-                        "cannot open the journal", "was not changed")
+                        "cannot open the journal", "create its folder first", "was not changed")
         self.assertFalse(os.path.exists(self.target))
 
     def test_pipes_are_refused(self):

@@ -92,7 +92,7 @@ static struct slot *find(const char *key)
 static void on_event(void *context, enum gmb_event event, const char *text)
 {
 	static const char *const names[] = { "lost", "reconnected", "gave-up", "resized",
-		"retrying" };
+		"retrying", "silent" };
 	const struct slot *slot = context;
 
 	printf("event %s %s %s\n", slot->key, names[event], text);

@@ -2,7 +2,6 @@
 """What --log-level and GMBLOCK_LOG let through: errors of disks, who comes and goes, what a connection
 negotiated, and why a request was refused, on the server and in the client library."""
 import os
-import re
 import subprocess
 
 import nbdmini

@@ -22,7 +22,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import unittest
 from xml.etree import ElementTree
 
 import ports

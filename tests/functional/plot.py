@@ -56,10 +56,9 @@ def requests(*found):
     return {"version": 1, "pid": 1, "wanted": len(found), "ended": "count", "requests": list(found)}
 
 
-def disk(arrivals, streams, size=65536, chunk=4096, parts=None, time_us=100, path="/dev/disk"):
-    read = {"time_us": time_us, "arrivals_us": arrivals, "arrival_streams": streams,
-            "parts": parts or [{"offset": 0, "bytes": size, "submitted_us": 0, "completed_us": time_us}]}
-    return {"path": path, "stripe_members": 1, "chunk_bytes": chunk, "part_bytes": 0, "together": False,
+def disk(arrivals, streams, size=65536, chunk=4096, time_us=100, path="/dev/disk"):
+    read = {"time_us": time_us, "arrivals_us": arrivals, "arrival_streams": streams}
+    return {"path": path, "stripe_members": 1, "chunk_bytes": chunk,
             "sizes": [{"bytes": size, "typical": 0, "reads": [read]}]}
 
 
@@ -231,20 +230,8 @@ class Reads(Case):
         # 246 pixels are 14 KiB, from 344 upward.
         self.assertEqual(found, {"#1d5fa8": "M155.0 308.9h0", "#c2521a": "M455.0 238.6h0",
                                  "#666666": "M830.0 115.6h0"})
-        self.assertIn("14K in one piece", self.texts(root))
+        self.assertIn("14K", self.texts(root))
         self.assertIn("/dev/disk", self.texts(root))
-        line, = self.paths(root, "part")
-        self.assertEqual(line.get("d"), "M80.0 344.0h750.0M830.0 344.0V98.0")
-
-    def test_parts(self):
-        parts = [{"offset": 0, "bytes": 32768, "submitted_us": 20, "completed_us": 60},
-                 {"offset": 32768, "bytes": 32768, "submitted_us": 30, "completed_us": 100}]
-        document = {**disk([None] * 16, [0] * 16, parts=parts), "part_bytes": 32768}
-        for together, how in ((False, "one by one"), (True, "together")):
-            root = self.plot({**document, "together": together})
-            self.assertIn(f"64K in parts of 32K, submitted {how}", self.texts(root))
-        self.assertEqual([one.get("d") for one in self.paths(root, "part")],
-                         ["M230.0 344.0h300.0M530.0 344.0V221.0", "M305.0 221.0h525.0M830.0 221.0V98.0"])
 
     def test_without_a_dot_it_says_why(self):
         words = "No chunk was seen before the read was complete."
@@ -299,7 +286,6 @@ class Refused(Case):
     def test_every_member_that_is_missing_or_wrong_is_named(self):
         documents = (bench([5], [6]), disk([5], [1]), requests(request(parts=[part(0, 4096, 1, 2, sent=[
             {"offset": 0, "length": 1, "handed_us": 3, "back_us": 4}], progress=[{"progress_us": 1, "bytes": 1}])])))
-        documents[1]["part_bytes"] = 32768
         kinds = {key for key, _ in gmblock_plot.DRAW}
         unused = {"version", "pid", "ended", "wanted", "parts_more", "stripe_members"}
         count = 0

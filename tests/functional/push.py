@@ -210,7 +210,6 @@ class Push(push_tool.Case):
                 (second.push("disk").replace("/disk", "/none"), 'export "none": no such export'),
                 (disk, "the same"),
                 ("nbd://127.0.0.1/x", "with --push-to nbd:PLACE"),
-                (source, "is not a push address", "gmblock copy"),
                 (f"push+unix:///x?socket={self.path('none')}", "cannot connect")):
             errors = self.check_refused(["push", disk, target], 1, *fragments)
             self.assertNotRegex(errors, r"ends at \d+[a-z]")
@@ -222,7 +221,14 @@ class Push(push_tool.Case):
         self.check_refused(["push", "--verify=no", disk, disk], 2, "--verify: unknown value 'no'", "--verify=read")
         self.check_refused(["push", "--status", "1", disk], 1, "no job")
         self.check_refused(["push", "--cancel", "1", disk], 1, "job 0000000000000001: no job of yours with this number")
-        self.check_refused(["push", "nbd://127.0.0.1/x", disk], 1, "is not a push address", "gmblock copy")
+        # Wrong addresses are wrong usage, and nothing is connected: the other server is not there.
+        gone = f"push+unix:///x?socket={self.path('none')}"
+        for arguments in (["push", "nbd://127.0.0.1/x", gone], ["push", source, gone], ["push", gone, source],
+                          ["push", gone, "gmb+unix:///x?socket=/none"], ["push", "--list", "nbd://127.0.0.1"],
+                          ["push", "--cancel", "1", source]):
+            self.check_refused(arguments, 2, "is not a push address", "gmblock copy", "Try 'gmblock push --help'")
+        for wrong in ("push+unix:///", "push://127.0.0.1:99999/x", "nbd://127.0.0.1:99999/x", "http://x/y"):
+            self.check_refused(["push", gone, wrong], 2, f"invalid URI '{wrong}': ")
         # Another part of the same export is no push onto itself.
         self.push(disk, disk, "--range", "0+1M", "--to-offset", "2M")
         self.assertEqual(digest(source, 0, MIB), digest(source, 2 * MIB, MIB))
@@ -379,6 +385,39 @@ class Push(push_tool.Case):
             self.assertEqual(digest(source), digest(target))
             self.assertGreaterEqual(job["bytes_skipped"], least)
             self.assertLess(job["bytes_skipped"], size)
+
+    def test_stopped(self):
+        """The command names the server, the job and the remedy, and the server ends the job."""
+        source = self.image("source", 16 * MIB, (0, 16 * MIB))
+        first, second = self.serve(f"disk={source}"), self.serve("disk=memory:16M")
+        uris = first.push("disk"), second.push("disk")
+        remedy = r"; the destination holds a partial copy: .* of .*; run the command again with --resume to continue\n"
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, None):
+            push = self.start_push("--rate", "2M", *uris)
+            self.wait_for_bytes(uris[0], MIB)
+            job, = [job["job"] for job in self.jobs(uris[0]) if job["state"] == "moves"]
+            begin = rf'gmblock push: {self.path("s1")}: export "disk": job {job}: '
+            if number is None:
+                first.kill()
+                output, errors = push.communicate()
+                self.assertEqual((push.returncode, output), (1, ""))
+                self.assertRegex(errors, f"^{begin}the server closed the connection.*{remedy}$")
+                return
+            push.send_signal(number)
+            output, errors = push.communicate()
+            self.assertEqual((push.returncode, output), (128 + number, ""))
+            self.assertRegex(errors, f"^{begin}stopped by {number.name}, and the server ends the job{remedy}$")
+            self.wait_for(lambda: self.jobs(uris[0])[-1]["state"] == "failed")
+
+    def test_a_silent_server(self):
+        first, second = self.serve("disk=memory:1M"), self.serve("disk=memory:1M")
+        second.freeze()
+        self.addCleanup(second.signal, signal.SIGCONT)
+        code, _, errors = self.run_gmblock("push", "--timeout", "4s", first.push("disk"), second.push("disk"))
+        self.assertEqual(code, 1)
+        line, failure = errors.splitlines()
+        self.assertEqual(line, f"gmblock: warning: {self.path('s2')}: no response for 3 s; waiting for up to 4 s in total")
+        self.assertIn(f"gmblock push: {self.path('s2')}: ", failure)
 
     @unittest.skipUnless(shutil.which("ss"), "no ss, which tells what sockets have carried")
     def test_no_payload_for_the_coordinator(self):

@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 
+import ports
 import support
 
 MIB = 1 << 20
@@ -37,7 +38,8 @@ class Case(support.Case):
         """A server of those exports; server.push("disk") is the URI of one."""
         self.count += 1
         provider = f"?provider={network}" if isinstance(network, str) else ""
-        listen = f"push://127.0.0.1:0{provider}" if network else f"push+unix:///?socket={self.path(f's{self.count}')}"
+        port = ports.free() if network else 0  # which no other program has when the server is started again
+        listen = f"push://127.0.0.1:{port}{provider}" if network else f"push+unix:///?socket={self.path(f's{self.count}')}"
         server = self.start("--listen", listen, "--threads", "2",
                             "--control", self.path(f"control{self.count}"), *arguments,
                             *[word for export in exports for word in ("--export", export)],

@@ -74,11 +74,14 @@ class Relay:
         with self.change:
             self.held.update((number, direction) for direction in directions)
 
-    def cut(self, number):
-        self.links[number].cut()
+    def release(self, number):
         with self.change:
             self.held -= {(number, UP), (number, DOWN)}
             self.change.notify_all()
+
+    def cut(self, number):
+        self.links[number].cut()
+        self.release(number)
 
     def cut_all(self):
         for number in range(len(self.links)):

@@ -558,7 +558,7 @@ class Usage(Access):
     def test_mistakes_in_files(self):
         def check(rules, place, *fragments):
             path = self.make_file("conf", "exports:\n- name: x\n  path: memory:1M\n" + rules)
-            errors = self.check_refused(["serve", "--config", path], 1, *fragments)
+            errors = self.check_refused(["serve", "--config", path], 2, *fragments)
             self.assertIn(f"{path}:{place}: ", errors)
 
         check("  access: []\n", "4:3", "exports entry 1, access: the list of access rules is empty")

@@ -54,14 +54,31 @@ class BadPaths(support.Case):
                                         f"'{path}': it does not exist; ", advice)
             self.assertNotIn("truncate", errors)
 
+    def test_a_prefix_that_no_disk_has(self):
+        self.make_file("disk.img", bytes(4096))
+        for path in ("file:disk.img", "fil:missing.img"):
+            for export in (path, path + ",readonly"):
+                errors = self.check_refused(["serve", "--export", f"={export}", "--listen", self.socket_uri()], 1,
+                                            f"'{path}': it does not exist; leave out the word before the colon")
+                self.assertNotIn("truncate", errors)
+        with open(self.path("file:disk.img"), "xb") as disk:
+            disk.truncate(4096)
+        self.assertEqual(self.start_unix(self.path("file:disk.img")).stop(), (0, ""))
+
+    def test_a_missing_folder_of_an_overlay(self):
+        disk = self.make_file("disk.img", bytes(4096))
+        errors = self.check_refused(["serve", "--export", f"={disk},overlay={self.path('no/overlay')}", "--listen",
+                                     self.socket_uri()], 1, "create its folder first")
+        self.assertNotIn("truncate", errors)
+
     def test_sizes_of_memory_disks(self):
-        """They are wrong whatever the machine has: usage errors, but in a file."""
+        """They are wrong whatever the machine has, so they are usage errors."""
         for path in ("memory:lots", "memory:10x", "null:", "memory:99999999999E"):
             for arguments in ([path], ["--export", f"={path}"]):
                 self.check_refused(["serve", *arguments, "--listen", self.socket_uri()], 2, path,
                                    "Try 'gmblock serve --help'")
         file = self.make_file("conf", "exports: [{name: a, path: 'memory:10x'}]\n")
-        self.check_refused(["serve", "--config", file], 1, f"{file}:1:", "memory:10x")
+        self.check_refused(["serve", "--config", file], 2, f"{file}:1:", "memory:10x")
 
     @support.unittest.skipUnless(os.geteuid() == 0, "only root can become another user")
     def test_a_file_we_may_not_read(self):

@@ -7,7 +7,6 @@ import socket
 import struct
 import subprocess
 import sys
-import unittest
 
 import nbdmini
 import support

@@ -20,6 +20,8 @@ import sys
 import attach_tool
 import nbdmini
 import support
+import vhost
+import vhost_tool as tool
 
 KILLS = int(sys.argv.pop(2)) if len(sys.argv) > 2 else 8
 SEED = int(sys.argv.pop(2)) if len(sys.argv) > 2 else random.randrange(1 << 32)
@@ -227,6 +229,39 @@ class Killed(attach_tool.Case):
         print(f"{KILLS} kills, {self.late} left writes behind; {self.answered} writes were "
               f"answered, {self.unanswered} were not (seed {SEED})")
         self.assertGreater(self.late, 0)
+
+
+class LateReads(vhost.Vhost, attach_tool.Case):
+    """The disk still reads into the memory of a guest when its server is killed, which only reads the disk."""
+
+    def serve_disk(self):
+        return self.start("--export", f"disk={self.disk},readonly,mode=direct", "--control", self.control, "--listen",
+                          f"vhost-user-blk+unix:///disk?socket={self.path('vm')}", "--handshake-timeout", "60s",
+                          "--threads", "2")
+
+    def reads_under_way(self):
+        with open(f"/sys/block/{os.path.basename(self.disk)}/inflight", encoding="ascii") as file:
+            return int(file.read().split()[0])
+
+    def test_they_do_not_reach_memory_that_the_guest_uses_again(self):
+        image = self.image(1 << 20)
+        attach_tool.Case.serve(self, "--export", f"={image},delay=read:1h:range=512K+4K")
+        self.disk, self.control = self.loop(self.attach(), "--direct-io=on"), self.path("control")
+        server = self.serve_disk()
+        # The ring of the first thread has the listening socket, so a read there keeps the next server away.
+        with tool.Connection(server.uri):
+            device, record = self.recorded(server)
+        device.submit(tool.READ, 1024, size=PAGE)
+        self.wait_for(lambda: self.reads_under_way() > 0)
+        server.kill()
+        server = self.serve_disk()
+        barrier = self.stats()["exports"][0]["barrier"]
+        attach_tool.Case.serve(self, "--export", f"={image}")  # the disk goes on
+        again = self.reconnected(server, device, record)
+        self.assertEqual(again.queue.next_used(), (0, PAGE + 1))
+        self.assertEqual(barrier, "closed")
+        self.assertEqual(self.reads_under_way(), 0)
+        self.assertEqual(server.stop()[0], 0)
 
 
 if __name__ == "__main__":

@@ -18,37 +18,22 @@ class Knobs(support.Case):
     def test_wrong_values_are_refused(self):
         for value in ("0", "4097", "2M", "", "64K ", "off"):
             self.refused(f"memory:1M,parts={value}", "parts: ", f"'{value}'", code=2)
-        self.refused("memory:1M,progress=guess", "progress: ", "completion", "counter", code=2)
         self.refused("memory:1M,gc=fast", "gc: ", "paper", "greedy", code=2)
-        self.refused("memory:1M,cold=101", "cold: ", code=2)
 
     def test_where_they_do_nothing_they_are_refused(self):
         image = self.make_file("disk.img", bytes(MIB))
-        self.refused(f"{image},progress=counter", image, "cannot count", "omit progress")
         self.refused("memory:1M,device-cpu=yes", "device-cpu has no effect here",
                      "neither mode nor write-mode is device")
-        for key in ("gc=auto", "cold=50"):
-            for path in (image, "memory:1M"):
-                self.refused(f"{path},{key}", path, "are only for disks whose path begins with flash:")
-
-    def test_a_reload_sees_a_percentage_of_zero(self):
-        image = self.make_file("disk.img", bytes(MIB))
-        control = self.path("control")
-        config = self.make_file("conf", f"exports:\n- {{name: a, path: {image}}}\n")
-        server = self.start("--config", config, "--listen", self.socket_uri(), "--control", control)
-        self.make_file("conf", f"exports:\n- {{name: a, path: {image}, cold: 0}}\n")
-        code, _, errors = self.run_gmblock("reload", control)
-        self.assertEqual(code, 1)
-        self.assertIn("are only for disks whose path begins with flash:", errors)
-        self.assertEqual(server.stop()[0], 0)
+        for path in (image, "memory:1M"):
+            self.refused(f"{path},gc=auto", path, "the key gc is only for disks whose path begins with flash:")
 
     def test_a_flash_store_collects_by_every_rule(self):
-        for number, keys in enumerate((["gc=greedy"], ["gc=plain", "cold=50"], ["gc=paper"], ["cold=0"])):
+        for number, rule in enumerate(("greedy", "plain", "paper")):
             path = self.path(f"flash-{number}")
             with open(path, "wb") as file:
                 file.truncate(64 * MIB)
             self.assertEqual(self.run_gmblock("create", f"flash:{path}")[0], 0)
-            server = self.start_unix("--export", ",".join([f"=flash:{path}", "cache=1M", *keys]))
+            server = self.start_unix("--export", f"=flash:{path},cache=1M,gc={rule}")
             with nbdmini.open_export(server.uri, b"") as client:
                 content = bytearray(DISK)
                 draws = random.Random(number)

@@ -4,6 +4,7 @@ by what comes later."""
 import fcntl
 import json
 import os
+import struct
 
 import nbdmini
 import support
@@ -11,10 +12,13 @@ import support
 BLOCK = 4096
 
 class LateWrites(support.Case):
-    def export(self):
+    def exports(self):
         code, output, errors = self.run_gmblock("stats", "--json", self.path("control"))
         self.assertEqual(code, 0, errors)
-        return json.loads(output)["exports"][0]
+        return json.loads(output)["exports"]
+
+    def export(self):
+        return self.exports()[0]
 
     def test_a_change_waits_for_that_of_an_ended_connection(self):
         """A slow write is in the store when its connection ends. Zeroing is fast: without a wait it
@@ -71,6 +75,37 @@ class LateWrites(support.Case):
         self.assertEqual(code, 0)
         self.assertIn("operations of a process that has exited are still in flight", errors)
         self.assertIn("completed after", errors)
+
+    def test_reads_of_a_killed_server_are_waited_for(self):
+        """By exports that only read the disk, too, also as the base of an overlay; not by exports of other disks."""
+        disk = self.make_file("disk.img", b"old!" * BLOCK)
+        with open(disk, "rb") as operations:
+            support.ask_writer_mark(operations, support.F_OFD_SETLK, fcntl.F_RDLCK, support.USE_OFFSET + 33)
+            server = self.start_unix("--control", self.path("control"), "--handshake-timeout", "60s",
+                                     "--export", f"read={disk},readonly", "--export", f"over={disk},overlay=discard",
+                                     "--export", f"other={self.make_file('other.img', bytes(BLOCK))},readonly", uri_count=3)
+            waiting = []
+            for name in b"read", b"over":
+                client = nbdmini.Client(server.uri)
+                self.addCleanup(client.close)
+                client.hello()
+                client.send_option(nbdmini.OPT_GO, struct.pack(">I", len(name)) + name + bytes(2))
+                waiting.append(client)
+            with nbdmini.open_export(server.uri, b"other") as client:
+                client.read(0, BLOCK)
+            self.assertEqual([entry["barrier"] for entry in self.exports()], ["closed", "closed", "open"])
+            for client in waiting:
+                client.sock.setblocking(False)
+                self.assertRaises(BlockingIOError, client.sock.recv, 1)
+                client.sock.settimeout(nbdmini.TIMEOUT_S)
+        for client in waiting:
+            self.assertNotEqual(client.option_replies(nbdmini.OPT_GO), [])
+            self.assertEqual(client.read(0, 4), b"old!")
+        self.assertEqual([entry["barrier"] for entry in self.exports()], ["open"] * 3)
+        # servers that read the same disk do not wait for each other
+        other = self.start("--listen", self.socket_uri("second"), "--export", f"={disk},readonly")
+        with nbdmini.open_export(other.uri) as client:
+            self.assertEqual(client.read(0, 4), b"old!")
 
     def test_a_client_is_told_in_time_that_it_waits_in_vain(self):
         server, operations = self.start_behind_a_killed_server("3s")

@@ -179,7 +179,7 @@ class Carriers:
     def test_a_killed_holder(self):
         """Its lease lasts for its time, and no longer."""
         self.begin()
-        holder = self.spawn(ms=1500)
+        holder = self.spawn(ms=6000)
         holder.kill()
         self.wait_for(lambda: "not connected" in self.lease("list")[1])
         self.check_no(self.refused(), "it is not connected, and its lease ends in")
@@ -202,7 +202,7 @@ class Carriers:
 
     def test_preempt_waits_for_the_last_write(self):
         """Slow writes of the old holder are done before the new one gets the disk."""
-        self.begin("--threads", "2", "--export", f"slow={self.image},delay=write:400ms")
+        self.begin("--threads", "2", "--export", f"slow={self.image},delay=write:3s")
         uri = f"{self.SCHEME}:///slow?socket={self.path('s')}"
         queue = gmblock.Queue()
         old = queue.open(uri, lease=gmblock.LEASE_EXCLUSIVE, connections=1)
@@ -287,7 +287,7 @@ class Carriers:
                                               f"exports: [{{ name: '', path: '{self.image}' }}]\n"), listen=(self.uri(),))
         old = self.open()
         old.pwrite(b"1" * BLOCK, 0)
-        self.check_no(self.refused(), "(node 'n') has the exclusive lease")
+        self.check_no(self.refused(), " of node 'n' has the exclusive lease")
         self.assertEqual(self.lease("offer", "", "n"), (0, "", ""))
         new = self.open()
         self.assertEqual(self.listed(), [("exclusive", "holds"), ("exclusive", "pending")])
@@ -368,7 +368,7 @@ class Raw(Leases):
             self.open(uri, 2, B)
         self.assertEqual(refused.exception.code, ERR_POLICY)
         self.assertIn("leased: 127.0.0.2:", str(refused.exception))
-        self.assertIn("(node 'a') has the exclusive lease", str(refused.exception))
+        self.assertIn(" of node 'a' has the exclusive lease", str(refused.exception))
         with self.assertRaises(nbdmini.OptionRefused) as refused:  # a number is valid for one peer only
             self.open(uri, 1, B)
         self.open(uri, 1)  # another connection of the holder
@@ -543,7 +543,7 @@ class Raw(Leases):
         this one only, and the removed one is closed."""
         uri = self.begin("--threads", "2")
         self.make_file("disk2.img", bytes(1 << 20))
-        code, _, errors = self.run_gmblock("export", "add", "slow", self.path("disk2.img"), "delay=write:1s", "--server",
+        code, _, errors = self.run_gmblock("export", "add", "slow", self.path("disk2.img"), "delay=write:4s", "--server",
                                            self.control)
         self.assertEqual(code, 0, errors)
         old = self.open(uri, 1, name=b"slow")
@@ -623,6 +623,7 @@ class Raw(Leases):
         old.write(0, b"1" * BLOCK)
         for arguments, text in ((("offer", "disk", "x"), "there is no node 'x'"),
                                 (("offer", "other", "b"), 'there is no export "other"'),
+                                (("list", "other"), "there is no export \"other\"; 'gmblock export list' shows"),
                                 (("release", "disk", "b"), "no client of node 'b' has a lease")):
             code, _, errors = self.lease(*arguments)
             self.assertEqual(code, 1)
@@ -645,7 +646,7 @@ class Raw(Leases):
         self.assertEqual(self.block(), b"4")
 
     def test_an_offer_waits_for_the_last_write(self):
-        uri = self.begin("--threads", "2", keys=", delay: [ 'write:400ms' ]")
+        uri = self.begin("--threads", "2", keys=", delay: [ 'write:2s' ]")
         old = self.open(uri, 1)
         self.assertEqual(self.lease("offer", "disk", "b"), (0, "", ""))
         new = self.open(uri, 2, B)

@@ -94,12 +94,23 @@ class Commands(Live):
         self.assertEqual(server.stop()[0], 0)
 
     def test_the_log_shows_text_escaped(self):
-        server = self.serve()
+        server = self.serve("--export-folder", self.folder, "--log-level", "info")
         self.export("add", "a", self.path(support.EVIL), status=1)
         code, errors = server.stop()
         self.assertEqual(code, 0)
         self.assertIn("it does not exist; create the file first", errors)
         self.assertIsNone(support.FORBIDDEN.search(errors), errors)
+
+    def test_a_relative_path_is_that_of_the_command(self):
+        server = self.serve()
+        one, two = self.image("one"), self.image("two")
+        here = os.path.join(self.folder, "here")
+        os.mkdir(here)
+        for command, path in ((("add", "a", "../one"), one), (("set", "a", "path=../two"), two)):
+            code, _, errors = self.run_gmblock("export", *command, "--server", self.control, cwd=here)
+            self.assertEqual(code, 0, errors)
+            self.assertEqual(self.served()["a"][0], path)
+        self.assertEqual(server.stop()[0], 0)
 
     def test_what_is_wrong_changes_nothing(self):
         server = self.serve()
@@ -108,6 +119,7 @@ class Commands(Live):
         before = self.served()
         for arguments, fragment in ((("add", "a", one), 'there is already an export "a"'),
                                     (("add", "b", self.path("absent")), "create the file first"),
+                                    (("add", "b", "file:" + one), "leave out the word before the colon"),
                                     (("add", "b", one, "colour=red"), "unknown key 'colour'"),
                                     (("add", "b", one, "mode=fast"), "mode: 'fast' is not a mode"),
                                     (("add", "b", one, "rate=1M", "rate=2M"), "rate: "),
@@ -128,6 +140,10 @@ class Commands(Live):
                           ("add", "b", one, "--now"), ("list", "--deadline", "1s")):
             self.check_refused(["export", *arguments, "--server", self.control], 2, "gmblock export: ")
         nbdmini.open_export(server.uri, b"a").close()
+        self.check_refused(["export", "lst", "--server", self.control], 2, "unknown command 'lst'; did you mean 'list'?")
+        self.check_refused(["export", "drop", "--server", self.control], 2, "unknown command 'drop'; write add, set, ")
+        # The server has no fault, and the commands have reported theirs.
+        self.assertNotIn("error: ", server.stop()[1])
 
     def test_advice_is_written_as_the_command_was(self):
         used, overlay = self.path("used"), self.path("overlay")
@@ -750,7 +766,7 @@ class Configuration(Live):
         self.assertEqual(self.run_gmblock("serve", "--check", file),
                          (0, "valid: 1 export, the default address\n", ""))
         file = self.configure("name: a, path: x, overlap: some")
-        self.check_refused(["serve", "--check", file], 1, f"{file}:2:", "overlap")
+        self.check_refused(["serve", "--check", file], 2, f"{file}:2:", "overlap")
 
     def test_names_of_keys_and_options_are_the_same(self):
         """Each option that the file can have, too, and each limit."""
@@ -764,7 +780,7 @@ class Configuration(Live):
                 key, value = text.split(": ")
                 self.assertIn(f"--{key} ", output)
                 file = self.configure("name: '', path: 'null:1M'", more=place % text)
-                in_file = self.check_refused(["serve", "--check", file], 1, f"{file}:1:", key)
+                in_file = self.check_refused(["serve", "--check", file], 2, f"{file}:1:", key)
                 word = value.strip("'[]")
                 on_line = self.check_refused(["serve", "null:1M", f"--{key}", word], 2, f"--{key}: ")
                 self.assertEqual(in_file.rpartition(key + ": ")[2].strip().split("entry 1: ")[-1],

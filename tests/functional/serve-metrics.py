@@ -7,7 +7,6 @@ import re
 import shutil
 import socket
 import subprocess
-import unittest
 import urllib.parse
 
 import nbdmini
@@ -323,7 +322,7 @@ class Metrics(support.Case):
         self.assertFalse(os.path.exists(path))
         bad = self.make_file("bad.yaml", "exports: [{name: '', path: 'memory:1M'}]\n"
                              "metrics: nonsense\n")
-        self.check_refused(["serve", "--config", bad], 1, "bad.yaml:2:10", "metrics")
+        self.check_refused(["serve", "--config", bad], 2, "bad.yaml:2:10", "metrics")
 
     def test_options_that_exclude_each_other(self):
         self.serve("memory:1M")

@@ -2,6 +2,8 @@
 """Nodes of the configuration file: as a condition of access rules, and the warnings about clients that belong to no
 node."""
 
+import os
+
 import nbdmini
 import support
 
@@ -62,7 +64,7 @@ class Nodes(support.Case):
                 ("nodes: [{name: a, node: b}]", "unknown key 'node'"),
                 ("nodes: [{name: a, rights: rw}]", "unknown key 'rights'"),
                 ("rates: [{node: a, rate: 1M}]", "unknown key 'node'")):
-            self.check_refused(["serve", "--check", self.config(export + text + "\n")], 1, *fragments)
+            self.check_refused(["serve", "--check", self.config(export + text + "\n")], 2, *fragments)
         for text, *fragments in (
                 ("access: [{node: a, rights: rw}]", ":2: there is no node 'a'; list it under nodes"),
                 ("nodes: [{name: a, address: 10.0.0.1}]\naccess: [{node: a, address: 10.0.0.0/8, rights: rw}]",
@@ -80,10 +82,14 @@ class Nodes(support.Case):
 
     def test_a_check_includes_the_state_folder(self):
         file = self.config("nodes: [{name: a, uid: 1}]\nexports: [{name: disk, path: 'memory:1M', access: [ro]}]\n")
-        code, output, errors = self.run_gmblock("serve", "--check", file, "--state-folder", self.path("none"))
+        for name, reason in (("none", "No such file"), (os.path.basename(file), "Not a directory")):
+            errors = self.check_refused(["serve", "--check", file, "--state-folder", self.path(name)], 1,
+                                        f"cannot use the state folder {self.path(name)}: {reason}")
+            self.assertIn("; create it for the user of the server", errors)
+        # A service manager creates the default folder.
+        code, output, errors = self.run_gmblock("serve", "--check", file, env={**os.environ, "STATE_DIRECTORY": self.path("none")})
         self.assertEqual((code, output), (0, "valid: 1 export, the default address\n"))
         self.assertIn(f"cannot use the state folder {self.path('none')}: No such file", errors)
-        self.assertIn("; create it for the user of the server", errors)
 
     def test_writers_that_cannot_be_fenced(self):
         for access in ("[{node: a, rights: rw}]", "[{address: 10.0.0.7, rights: rw}]",

@@ -61,8 +61,9 @@ class Options(support.Case):
             self.check_refused(["serve", "--export", f"a={text}"], 1,
                                f"the key {key} has no effect here: {reason}; omit the key")
         export("a=null:1M,fault=read", "fault: ")
-        for time in ("5", "1.5s", "2h", "1m", "1S"):
-            export(f"a=null:1M,delay=read:{time}", f"'{time}' is not a time", "at most one hour")
+        for time in ("5", "1.5s", "1m", "1S"):
+            export(f"a=null:1M,delay=read:{time}", f"'{time}' is not a time", "such as 10ms")
+        export("a=null:1M,delay=read:2h", "at most 3600 s")
         export("a=null:1M,fault=read:EWHAT", "fault: ", "EWHAT")
         export("a=null:1M,delay=read:soon", "delay: ", "soon")
         export("a=null:1M," + ",".join(["fault=read:EIO"] * 17), "at most 16 faults")
@@ -151,7 +152,13 @@ class Options(support.Case):
         limit("--spin", "on", "'on' is neither auto nor off")
         limit("--spin", "", "neither auto nor off")
         self.check(["null:1M", "--memory", "4M", "--threads", "2"],
-                   "--memory: 4M of memory is too little for 2 threads")
+                   "--memory: 4M of memory is too little for 2 threads: each")
+        self.check(["null:1M", "--memory", "4M", "--threads", "1", "--access", "uid=1 rights=rw", "--listen",
+                    f"vhost-user-blk+unix:///?socket={self.path('v')}"],
+                   "too little for 2 threads, some of them for virtual machines of other users")
+        missing = self.path("missing/control")
+        self.check_refused(["serve", "null:1M", "--control", missing], 1,
+                           f"--control: cannot listen on {missing}: the folder of the socket does not exist")
         self.check(["null:1M", "--memory", "4M", "--threads", "1", "--max-connections", "129"],
                    "129 connections are too many for 4M of memory", "32K")
         self.check(["null:1M", "--memory", "1"], "--memory: 1 byte of memory is too little")

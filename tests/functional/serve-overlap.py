@@ -7,8 +7,11 @@ import os
 import re
 import socket
 import struct
+import time
+from urllib.parse import urlsplit
 
 import nbdmini
+import relay
 import support
 
 KIB = 1024
@@ -19,6 +22,22 @@ PART = 64 * KIB
 # the file meanwhile, too: then the disk fails in the middle of a reply.
 HOLD_UP = "delay=read:4s:range=512K+64K"
 FAILURE = "fault=read:EIO:range=512K+64K"
+
+
+class SlowLink(relay.Relay):
+    """Passes on this many bytes per second to the client, and holds few, so that the server's socket has the rest."""
+
+    RATE = 40 << 20
+
+    def room(self, link, direction):
+        if direction == relay.DOWN:
+            link.ends[relay.UP].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 128 * KIB)
+        return relay.PIECE
+
+    def seen(self, link, direction, data):
+        if direction == relay.DOWN:
+            time.sleep(len(data) / self.RATE)
+        return super().seen(link, direction, data)
 
 
 class Synchro(support.Case):
@@ -90,6 +109,29 @@ class Synchro(support.Case):
         reads = self.told(server.uri)["exports"][0]["reads"]
         self.assertGreater(reads["disk_bytes_per_second"], 0)
         self.assertIsNone(reads["network_bytes_per_second"])
+
+    def test_what_the_network_still_has_counts(self):
+        """The socket takes a whole reply long before the client has it, so whole requests look as fast as the disk
+        unless these bytes count."""
+        for scheme in ("nbd", "gmb"):
+            with self.subTest(scheme):
+                control = self.path("control-" + scheme)
+                server = self.start("--control", control, "--listen", scheme + "://127.0.0.1:0",
+                                    "--export", f"={self.image},mode=direct,pace=400M,readonly")
+                link = SlowLink(urlsplit(server.uri).port)
+                self.addCleanup(link.close)
+                for _ in range(20):
+                    code, _, errors = self.run_gmblock(
+                        "bench", "--rw", "read", "--bs", "1M", "--depth", "1", "--connections", "1",
+                        "--requests", "32", f"{scheme}://127.0.0.1:{link.place}")
+                    self.assertEqual((code, errors), (0, ""))
+                    reads = self.told(control)["exports"][0]["reads"]
+                    if reads["network_bytes_per_second"] and reads["whole_bytes_per_second"] < 200e6:
+                        break
+                self.assertIsNotNone(reads["network_bytes_per_second"])
+                self.assertLess(reads["whole_bytes_per_second"], 200e6)
+                self.assertIsNotNone(reads["parts_bytes_per_second"])
+                self.assertEqual(server.stop(), (0, ""))
 
     def test_off_waits_for_everything(self):
         client = self.open("overlap=off", HOLD_UP)

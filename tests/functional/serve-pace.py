@@ -99,7 +99,7 @@ class Pace(support.Case):
 
     def test_with_all_other_keys(self):
         self.check(f"={self.image},delay=write:1ms,pace=1G:latency=1ms:seek=3ms,stripe=128K:3,"
-                   "progress=completion,fault=read:EIO:nth=1000000")
+                   "fault=read:EIO:nth=1000000")
 
     def test_from_a_configuration_file(self):
         config = self.make_file("test.conf", "exports:\n"
@@ -119,10 +119,10 @@ class Pace(support.Case):
 
     def test_mistakes(self):
         for text, *fragments in (
-                ("pace", "needs a value", "pace=100M"), ("pace=", "'' is not a rate"),
-                ("pace=slow", "'slow' is not a rate", "100M"),
-                ("pace=1M:members=65", "1 to 64"), ("pace=1M:chunk=4K", "members=2"),
-                ("pace=1M:seek=fast", "'fast' is not a seek time", "8ms"), ("sched=on", "auto"),
+                ("pace", "needs a value", "pace=100M"), ("pace=", "'' is not a size"),
+                ("pace=slow", "'slow' is not a size", "64M"),
+                ("pace=1M:members=65", "from 1 to 64"), ("pace=1M:chunk=4K", "members=2"),
+                ("pace=1M:seek=fast", "seek: 'fast' is not a time", "10ms"), ("sched=on", "auto"),
                 ("pace=1M:colour=red", "latency=TIME"), ("pace=1M,pace=1M", "twice")):
             self.check_refused(["serve", "--export", f"a=null:1M,{text}"], 2,
                                "--export: ", f"{text.partition('=')[0]}: ", *fragments)

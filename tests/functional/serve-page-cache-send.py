@@ -1,13 +1,14 @@
 #!/usr/bin/python3
 """Large reads that are sent from the page cache itself: the bytes are right wherever they lie, what
 is written is seen, zeroes still become holes, and a file that is cut costs nobody but the client
-whose reply is on its way. All of it on the file system of temporary files and on XFS, whose page
-cache has large pages; with what an overlay does to a mapping."""
+whose reply is on its way. All of it on the file system of temporary files and on ext4, whose page
+cache has large pages in new kernels; with what an overlay does to a file, and what XFS would do to a server."""
 import json
 import os
 import random
 import shutil
 import socket
+import struct
 import subprocess
 import unittest
 
@@ -78,25 +79,52 @@ class PageCacheSend(support.Case):
         generator = random.Random(5)
         expected = 0
         for _ in range(60):
-            length = generator.choice((128 * KIB, 128 * KIB + 1, 200_001, MIB, 2 * MIB - 1, 2 * MIB))
+            length = generator.choice((512 * KIB, 512 * KIB + 9, 600_001, MIB, 2 * MIB - 1, 2 * MIB))
             offset = generator.randrange(SIZE - length + 1)
             self.assertEqual(self.read(client, offset, length),
                              self.content[offset:offset + length])
             expected += length
-        self.assertEqual(self.read(client, SIZE - 140_000, 140_000), self.content[-140_000:])
-        self.assertEqual(self.sent_bytes(), expected + 140_000)
+        self.assertEqual(self.read(client, SIZE - 540_000, 540_000), self.content[-540_000:])
+        told = self.told()
+        self.assertEqual(told["page_cache_send_bytes"], expected + 540_000)
+        self.assertEqual(told["page_cache_send_misses"], 0)
         code, output, errors = self.run_gmblock("stats", self.server.uri)
         self.assertEqual((code, errors), (0, ""))
         self.assertRegex(output, r"  Bytes of reads sent directly from the page cache, without a copy by the server: \d+\.\d{3} MB\n")
+
+    def test_a_trace_shows_what_was_not_copied(self):
+        client = self.open()
+        for form in (["--json"], []):
+            with subprocess.Popen(
+                    [support.program(), "trace", "--request", "--count", "2", *form, self.server.uri],
+                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tracer:
+                self.assertIn("waiting for 2 requests", tracer.stderr.readline())
+                self.read(client, 0, MIB)
+                self.read(client, 0, 4 * KIB)
+                output, errors = tracer.communicate()
+            self.assertEqual((tracer.returncode, errors), (0, ""))
+            if form:
+                self.assertEqual([[part["placement"] for part in request["parts"]]
+                                  for request in json.loads(output)["requests"]], [["page_cache"], ["ram"]])
+            else:
+                self.assertRegex(output, r"(?s) taken  placement\n.* page_cache *\n.* taken  placement\n.* ram *\n")
 
     def test_simple_replies_too(self):
         client = self.open(structured=False)
         self.assertEqual(client.read(12_345, MIB), self.content[12_345:12_345 + MIB])
         self.assertEqual(self.sent_bytes(), MIB)
 
+    def test_within_a_machine_tcp_gets_copies(self):
+        self.server = self.start("--log-level", "debug", "--listen", "nbd://127.0.0.1:0", "--export", f"={self.image}")
+        client = self.connect()
+        self.assertEqual(self.read(client, 12_345, MIB), self.content[12_345:12_345 + MIB])
+        told = self.told()
+        self.assertEqual((told["page_cache_send_bytes"], told["page_cache_send_misses"]), (0, 0))
+        self.assertIn("page-cache send off: connection", self.server.stop()[1])
+
     def test_small_and_very_large_reads_are_copied(self):
         client = self.open()
-        self.assertEqual(self.read(client, 1, 128 * KIB - 1), self.content[1:128 * KIB])
+        self.assertEqual(self.read(client, 1, 512 * KIB - 1), self.content[1:512 * KIB])
         self.assertEqual(self.read(client, 0, 2 * MIB + 1), self.content[:2 * MIB + 1])
         self.assertEqual(self.sent_bytes(), 0)
 
@@ -224,7 +252,7 @@ class PageCacheSend(support.Case):
     def test_a_shorter_file_is_an_error(self):
         client = self.open()
         os.truncate(self.image, 2 * MIB)
-        client.send_request(nbdmini.CMD_READ, 1, 2 * MIB - 64 * KIB, 256 * KIB)
+        client.send_request(nbdmini.CMD_READ, 1, 2 * MIB - 64 * KIB, MIB)
         self.assertEqual(client.chunks(1)[-1].kind, nbdmini.CHUNK_ERROR)
         self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
         self.assertEqual(self.sent_bytes(), MIB)
@@ -270,6 +298,24 @@ class PageCacheSend(support.Case):
                          (2 * MIB, 2, None))
         self.assertRegex(self.shown(), r"  Large reads that the server copied, because their data was not in the page cache .*: 2\n")
 
+    def test_direct_reads_in_flight_together_are_whole(self):
+        with open(self.image, "r+b") as image:
+            os.fsync(image.fileno())
+            os.posix_fadvise(image.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        client = self.open(structured=False, arguments=("--threads", "1"))
+        client.sock.sendall(b"".join(
+            struct.pack(">IHHQQI", nbdmini.REQUEST_MAGIC, 0, nbdmini.CMD_READ, cookie, cookie * MIB, MIB)
+            for cookie in (1, 2)))
+        for _ in range(2):
+            cookie, error = client.reply()
+            self.assertEqual(error, 0)
+            self.assertEqual(client.receive(MIB), self.content[cookie * MIB:(cookie + 1) * MIB])
+        told = self.told()["store"]["file"]
+        if told["auto_direct_bytes"] == 0:
+            self.skipTest("all data stays in the page cache")
+        self.assertEqual(told["auto_direct_bytes"], 2 * MIB)
+        self.assertEqual(told["direct_transfers"], 3)  # the first read in two parts
+
     def test_who_does_not_receive_is_lent_little(self):
         client = self.open(arguments=("--memory", "32M", "--threads", "1"))
         other = self.connect()
@@ -283,7 +329,7 @@ class PageCacheSend(support.Case):
     def test_values(self):
         for value in ("on", "", "OFF"):
             self.check_refused(["serve", "--export", f"={self.image},page-cache-send={value}"], 2,
-                               "page-cache-send: ", "must be auto or off")
+                               "page-cache-send: ", "is neither auto nor off")
 
     @unittest.skipUnless(os.geteuid() == 0, "an overlay is mounted, which only root may")
     def test_an_overlays_copy_is_seen(self):
@@ -298,32 +344,52 @@ class PageCacheSend(support.Case):
         client = self.open("readonly")
         self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
         self.assertEqual(self.told()["page_cache_send_refusal"], "overlay")
-        self.assertIn("the file is read-only in an overlayfs", self.shown())
+        self.assertIn("the file is in an overlayfs", self.shown())
         with open(self.image, "r+b") as image:  # which makes the copy
             image.seek(4096)
             image.write(b"new" * 100_000)
         self.content[4096:304_096] = b"new" * 100_000
         self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
-        client.close()
-        self.assertEqual(self.server.stop(), (0, ""))
-        # Who may write has the copy from the beginning.
-        client = self.open()
-        self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
-        self.assertEqual(self.sent_bytes(), MIB)
 
 
-@unittest.skipUnless(os.geteuid() == 0, "XFS is mounted, which only root may")
-@unittest.skipUnless(shutil.which("mkfs.xfs"), "xfsprogs is not installed")
-class PageCacheSendOnXfs(PageCacheSend):
+@unittest.skipUnless(os.geteuid() == 0, "file systems are mounted, which only root may")
+class PageCacheSendOnExt4(PageCacheSend):
     def enter(self):
-        image, mounted = self.path("xfs"), self.path("mounted")
-        with open(image, "wb") as file:
-            file.truncate(400 * MIB)
-        subprocess.run(["mkfs.xfs", "-q", image], check=True)
-        os.mkdir(mounted)
-        self.mount(mounted, "-o", "loop", "-t", "xfs", image)
+        mounted = self.mounted("ext4")
         os.chmod(self.folder, 0o755)  # somebody else may serve what is in it
         self.folder = mounted
+
+    def make_file(self, name, content):
+        """The end of a file that was written is not complete in the cache: its large page goes beyond the file."""
+        path = super().make_file(name, content)
+        with open(path, "rb") as file:
+            os.fsync(file)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            file.read()
+        return path
+
+    def mounted(self, kind):
+        """A new file system of this kind."""
+        image, mounted = self.path(kind), self.path("mounted-" + kind)
+        with open(image, "wb") as file:
+            file.truncate(400 * MIB)
+        subprocess.run(["mkfs." + kind, "-q", image], check=True)
+        os.mkdir(mounted)
+        self.mount(mounted, "-o", "loop", "-t", kind, image)
+        return mounted
+
+    @unittest.skipUnless(shutil.which("mkfs.xfs"), "xfsprogs is not installed")
+    def test_xfs_makes_sends_wait_for_writes(self):
+        self.folder = self.mounted("xfs")
+        self.image = self.make_file("disk", bytes(self.content))
+        for keys, refusal, sent in (((), "filesystem", 0), (("readonly",), None, MIB)):
+            with self.subTest(keys):
+                client = self.open(*keys)
+                self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
+                told = self.told()
+                self.assertEqual((told["page_cache_send_refusal"], told["page_cache_send_bytes"]), (refusal, sent))
+                client.close()
+                self.assertEqual(self.server.stop(), (0, ""))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import unittest
 import urllib.error
 import urllib.parse
 import urllib.request

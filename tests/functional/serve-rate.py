@@ -238,7 +238,7 @@ class Rate(support.Case):
                 ("{rate: 1M, rights: rw}", ":3:16: rates entry 1: ", "unknown key 'rights'")):
             config = self.make_file("config", "exports: [{name: disk, path: memory:1M}]\n"
                                               f"rates:\n  - {rule}\n")
-            errors = self.check_refused(["serve", "--config", config], 1, why)
+            errors = self.check_refused(["serve", "--config", config], 2, why)
             self.assertIn(config + where, errors, rule)
 
     def test_signs_of_life(self):
@@ -276,14 +276,15 @@ class Rate(support.Case):
         self.check_refused(["rate", "none", "1M", control], 1,
                            'there is no export "none"')
         self.check_refused(["rate", "disk", "fast", control], 2, "'fast' is not a rate")
-        self.check_refused(["rate", "disk", "1M:burst=1ms", control], 2, "10ms to 60s")
+        self.check_refused(["rate", "disk", "1M:burst=1ms", control], 2,
+                           "burst: the value must be at least 10 ms")
         self.check_refused(["rate", "disk", "1M:request=5", control], 2,
-                           "'request=5' is unknown in a rate")
+                           "unknown setting 'request=5'; use one of requests=N, burst=TIME")
         self.check_refused(["rate", "disk", "memory=1M", control], 2, "2M to 1T")
         self.check_refused(["rate", "disk", "memory=", control], 2, "2M to 1T")
         self.check_refused(["serve", "--export", "=memory:1M,max-memory=all"], 2,
                            "max-memory: 'all' is neither off nor a size from 2M")
-        self.check_refused(["rate"], 2, "give an EXPORT, and a rate")
+        self.check_refused(["rate", "disk"], 2, "give an EXPORT, and a rate or memory=SIZE; 'gmblock stats' shows the limits")
         self.check_refused(["rate", "--rule=1"], 2, "give a rate")
         self.check_refused(["rate", "", "1M", control, control], 2, "only one server")
         self.check_refused(["serve", "--export", "=memory:1M,rate=burst=1s"], 2,

@@ -157,7 +157,7 @@ class Snapshot(support.Case):
                 (("create", "disk", "x" * 64), "at most 63"),
                 (("create", "disk@a", "b"), "only flash stores"),
                 (("delete", "disk", "b"), "has no snapshot 'b'"),
-                (("list", "none"), 'there is no export "none"\n'),
+                (("list", "none"), "there is no export \"none\"; 'gmblock export list' shows the exports\n"),
                 (("list", self.control), "; 'gmblock snapshot list' takes the name of an export"),
                 (("list", "disk@a"), 'export "disk@a" is a snapshot'),
                 (("list", "--json", "disk@b"), 'there is no export "disk@b"')):

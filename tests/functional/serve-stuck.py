@@ -38,9 +38,17 @@ class Stuck(support.Case):
             self.stick()
         return server
 
-    def stick(self):
+    def hangs(self):
+        """Writes. After slow writes, the server leaves further ones to the kernel's threads for a while: these do not hang."""
         self.client.send_request(nbdmini.CMD_WRITE, 1, OFFSET, 512, bytes(512))
-        self.assertEqual(os.read(self.told, 1), b"\0")
+        if self.told in select.select([self.told, self.client.sock], [], [])[0]:
+            self.assertEqual(os.read(self.told, 1), b"\0")
+            return True
+        self.client.receive(16)
+        return False
+
+    def stick(self):
+        self.assertTrue(self.hangs())
 
     def ask(self, question):
         """The last line of the answer."""
@@ -78,16 +86,19 @@ class Stuck(support.Case):
         # Memory that is given back is no longer the server's.
         server = self.start_stuck([until], hangs=False, STUCK_UNTIL_FD=str(until), MALLOC_MMAP_THRESHOLD_="65536")
         after = []
-        for _ in range(6):
+        while len(after) < 6:
             with socket.socket(socket.AF_UNIX) as trace, trace.makefile("rb") as notes:
                 trace.connect(self.path("control"))
                 trace.sendall(b'{"command": "trace", "arguments": {"count": 1000}}\n')
                 self.assertIn("service", json.loads(notes.readline()))
                 self.assertIn("note", json.loads(notes.readline()))
                 during = self.memory(server)
-                self.stick()
+                hangs = self.hangs()
                 trace.shutdown(socket.SHUT_WR)
-                self.assertIn("result", json.loads(notes.readline()))
+                answer = json.loads(notes.readline())
+            if not hangs:
+                continue
+            self.assertIn("result", answer)
             # Its answer comes before the thread is told. The next command is answered after that.
             self.assertEqual(self.ask(b'{"command": "stats"}')["error"]["code"], "ETIMEDOUT")
             os.write(go_on, b"x")

@@ -334,7 +334,6 @@ exports:
         pki = self.make_pki()
         server = self.start_reloadable(pki, "--tls-verify-peer")
         whole = {name: read_file(pki, name) for name in os.listdir(pki)}
-        told = 0
 
         def put(name, content):
             with open(os.path.join(pki, name), "wb") as file:
@@ -347,7 +346,6 @@ exports:
                 status, output, errors = self.reload()
                 self.assertEqual((status, output), (1, ""), (name, part))
                 self.assertRegex(errors, rf"nothing was changed: cannot set up TLS at .*{name}")
-                told += 1
                 with Client(server.uri, "good") as client:
                     client.go()
             put(name, whole[name])
@@ -357,7 +355,7 @@ exports:
         self.assertEqual(self.reload()[0], 0)
         status, errors = server.stop()
         self.assertEqual(status, 0)
-        self.assertEqual(errors.count("nothing was changed"), told + 1)
+        self.assertNotIn("nothing was changed", errors)  # the commands have reported it
 
     def test_whose_certificate_is_revoked_is_disconnected(self):
         pki = self.make_pki()

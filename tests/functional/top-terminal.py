@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import unittest
 
 import nbdmini
 import support

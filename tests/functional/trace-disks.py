@@ -11,7 +11,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 class Figures(TraceCase):
     """Nothing here depends on how fast anything is: a chunk may be seen early or not."""
 
-    def check_read(self, size, read, chunk, part):
+    def check_read(self, size, read, chunk):
         count = -(-size // chunk)
         times, streams = read["arrivals_us"], read["arrival_streams"]
         self.assertEqual((len(times), len(streams)), (count, count))
@@ -22,21 +22,16 @@ class Figures(TraceCase):
             self.assertEqual(time is None, stream == 0)
             self.assertTrue(time is None or 0 <= time < read["time_us"])
         self.assertEqual(max(streams), read["streams"])
-        self.assertEqual([(one["offset"], one["bytes"]) for one in read["parts"]],
-                         [(at, min(part, size - at)) for at in range(0, size, part)])
-        for one in read["parts"]:
-            self.assertLessEqual(one["submitted_us"], one["completed_us"])
-        self.assertEqual(max(one["completed_us"] for one in read["parts"]), read["time_us"])
         for key in ("arrived_25", "arrived_50", "arrived_75", "early", "reordered",
-                    "hidden_any_order", "hidden_ascending", "hidden_by_parts"):
+                    "hidden_any_order", "hidden_ascending"):
             self.assertTrue(0 <= read[key] <= 1, (key, read[key]))
 
-    def check(self, result, sizes, count, chunk, part=None):
+    def check(self, result, sizes, count, chunk):
         self.assertEqual([group["bytes"] for group in result["sizes"]], sizes)
         for group in result["sizes"]:
             self.assertEqual(len(group["reads"]), count)
             for read in group["reads"]:
-                self.check_read(group["bytes"], read, chunk, part or group["bytes"])
+                self.check_read(group["bytes"], read, chunk)
             times = sorted(read["time_us"] for read in group["reads"])
             self.assertEqual(group["summary"]["time_us"]["min"], times[0])
             self.assertEqual(group["summary"]["time_us"]["max"], times[-1])
@@ -63,21 +58,6 @@ class Figures(TraceCase):
         self.check(result, [64 << 10, 36 << 10], 3, 16 << 10)
         self.assertEqual([read["offset"] for read in result["sizes"][1]["reads"]],
                          [3 * MIB + i * (36 << 10) for i in range(3)])
-        result = self.trace("--size", "4K", "--count", "200", "--random", "--offset", "1M", path)
-        self.check(result, [4096], 200, 4096)
-        places = {read["offset"] for read in result["sizes"][0]["reads"]}
-        self.assertGreater(len(places), 20)
-        self.assertTrue(all(MIB <= at <= 4 * MIB - 4096 and at % 4096 == 0 for at in places))
-
-    def test_parts(self):
-        path = self.disk()
-        for how in ([], ["--together"]):
-            result = self.trace("--parts", "192K", "--count", "2", *how, path)
-            self.check(result, [MIB], 2, 4096, 192 << 10)
-            self.assertEqual(result["together"], bool(how))
-        self.check(self.trace("--size", "512K", "--parts", "4K", "--together", path),
-                   [512 << 10], 8, 4096, 4096)
-        self.check(self.trace("--size", "64K", "--parts", "64K", path), [64 << 10], 8, 4096)
 
     def test_through_the_page_cache(self):
         path = self.make_file("disk", os.urandom(MIB + 5))
@@ -89,8 +69,8 @@ class Figures(TraceCase):
         content = os.urandom(4 * MIB)
         image = self.make_file("image", content)
         device = self.loop(image, "--read-only")
-        result = self.trace("--parts", "64K", device)
-        self.check(result, [MIB], 8, 4096, 64 << 10)
+        result = self.trace(device)
+        self.check(result, [MIB], 8, 4096)
         self.assertEqual((result["block_device"], result["size"]), (True, 4 * MIB))
         with open(image, "rb") as file:
             self.assertEqual(file.read(), content)
@@ -100,31 +80,17 @@ class Figures(TraceCase):
         path = self.disk(content=content)
         os.chmod(path, 0o444)
         before = os.stat(path).st_mtime_ns
-        for how in ([], ["--cached"], ["--parts", "64K"]):
+        for how in ([], ["--cached"]):
             self.trace(*how, path)
         with open(path, "rb") as file:
             self.assertEqual(file.read(), content)
         self.assertEqual(os.stat(path).st_mtime_ns, before)
 
-    def test_data_that_are_equal_to_the_marker(self):
-        """Every second chunk of 4 KiB ends in the marker."""
-        path = self.disk(content=(b"M" * 4096 + b"D" * 4096) * 64)
-        marker = "4d" * 8
-        result = self.trace("--size", "512K", "--count", "2", "--marker", marker, path)
-        self.assertEqual(result["marker"], marker)
-        for read in result["sizes"][0]["reads"]:
-            self.assertEqual(read["chunks_unseen"], 64)
-            self.assertEqual(read["arrivals_us"][::2], [None] * 64)
-        code, output, _ = self.run_gmblock(
-            "trace", "--size", "512K", "--count", "2", "--marker", marker, path)
-        self.assertEqual(code, 0)
-        self.assertIn("128 chunks held the marker by chance", output)
-
 
 class Drawings(TraceCase):
     def test_text_fits_a_terminal(self):
         code, output, errors = self.run_gmblock(
-            "trace", "--size", "64K", "--size", "1M", "--parts", "32K", self.disk())
+            "trace", "--size", "64K", "--size", "1M", self.disk())
         self.assertEqual((code, errors), (0, ""))
         # The first line names the file, however long that is.
         for line in output.splitlines()[1:]:
@@ -132,20 +98,15 @@ class Drawings(TraceCase):
         self.assertEqual(output.count("+" + "-" * 68), 2)
         charts = [line[11:] for line in output.splitlines() if line[10:11] == "|"]
         self.assertEqual(len(charts), 32)
-        # Each part's completion is in its rows, unless chunks are seen in the same cell.
-        for line in charts:
-            self.assertRegex(line, r"[|1-9a-z+]")
-        self.assertIn("64K in parts of 32K, submitted one by one", output)
+        self.assertIn("\n64K, 8 times\n", output)
 
     def test_svg(self):
         path = self.disk(name="a<b>&\"c\x01")
-        root = self.plot(self.trace("--size", "64K", "--size", "256K", "--parts", "16K", path))
+        root = self.plot(self.trace("--size", "64K", "--size", "256K", path))
         self.assertEqual(root.tag, SVG + "svg")
-        paths = [one.get("class") for one in root.iter(SVG + "path")]
-        self.assertEqual(paths.count("part"), 4 + 16)
         self.assertEqual([one.get("class") for one in root.iter(SVG + "rect")].count("frame"), 2)
         texts = [one.text for one in root.iter(SVG + "text")]
-        self.assertIn("256K in parts of 16K, submitted one by one", texts)
+        self.assertIn("256K", texts)
         self.assertTrue(any("a<b>&" in text for text in texts))
 
 

@@ -220,24 +220,6 @@ class UpgradeClients(support.Case):
             self.assertEqual(upgrade.result()[1], 0)
             self.assertTrue(client.read(0, len(data)) == data)
 
-    @contextlib.contextmanager
-    def stopped_thread(self, pid, name):
-        """The thread of that name does nothing meanwhile."""
-        seize, interrupt, detach, any_child = 0x4206, 0x4207, 17, 0x40000000
-        call = ctypes.CDLL(None).ptrace
-        call.restype = ctypes.c_long
-        call.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_long, ctypes.c_void_p]
-        (thread,) = (int(task) for task in os.listdir(f"/proc/{pid}/task")
-                     if read_text(f"/proc/{pid}/task/{task}/comm") == name + "\n")
-        if call(seize, thread, 0, None) != 0:
-            self.skipTest("no thread can be stopped here")
-        call(interrupt, thread, 0, None)
-        os.waitpid(thread, any_child)
-        try:
-            yield
-        finally:
-            call(detach, thread, 0, None)
-
     def wait_for_turns(self, pid, upgrade):
         """Until the main thread has looked at everything again, or the upgrade is over."""
         def switches():

@@ -12,7 +12,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import unittest
 
 import nbdmini
 import support

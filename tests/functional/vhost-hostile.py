@@ -1,6 +1,10 @@
 #!/usr/bin/python3
 """vhost-user-blk against front ends and guests that break rules: messages, descriptors, rings, and memory that changes
 or vanishes while the server uses it. Whatever they do, the server serves others."""
+import contextlib
+import ctypes
+import fcntl
+import json
 import mmap
 import os
 import random
@@ -8,13 +12,41 @@ import select
 import socket
 import struct
 import threading
+import unittest
 
+import nbdmini
 import support
 import trace_tool
 import vhost_tool as tool
 
 ROUNDS = int(os.environ.get("SOAK_VHOST_ROUNDS", "300").rstrip("%"))
 SECTOR = b"s" * 512
+
+
+@contextlib.contextmanager
+def sleeping_epoll(case, event):
+    """A thread waits for the event and sleeps when it stores it, until userfaultfd(2) provides the memory."""
+    call = ctypes.CDLL(None, use_errno=True)
+    call.syscall.restype = ctypes.c_long
+    faults = call.syscall(ctypes.c_long({"x86_64": 323, "aarch64": 282}[os.uname().machine]),
+                          os.O_CLOEXEC | os.O_NONBLOCK)
+    if faults < 0:
+        case.skipTest("no userfaultfd here")
+    page = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    with open(faults, "rb", buffering=0) as file, select.epoll() as epoll:
+        fcntl.ioctl(file, 0xc018aa3f, struct.pack("=QQQ", 0xaa, 0, 0))  # UFFDIO_API
+        fcntl.ioctl(file, 0xc020aa00, struct.pack("=QQQQ", address, mmap.PAGESIZE, 1, 0))  # UFFDIO_REGISTER
+        epoll.register(event, select.EPOLLIN)
+        os.eventfd_write(event, 1)
+        thread = threading.Thread(target=call.epoll_wait, args=(epoll.fileno(), ctypes.c_void_p(address), 1, -1))
+        thread.start()
+        try:
+            case.assertTrue(select.select([file], [], [], support.WAIT_SECONDS)[0])
+            yield
+        finally:
+            file.close()  # the kernel provides the memory then
+            thread.join()
 
 
 class Hostile(support.Case):
@@ -184,6 +216,17 @@ class Descriptors(Hostile):
             device.close()
         self.wait_for(lambda: len(os.listdir(folder)) <= before)
 
+    def test_an_eventfd_whose_end_sleeps(self):
+        """It is in an epoll, whose lock is held by a thread that waits for memory, and only the server has it open."""
+        device = self.device()
+        event = tool.eventfd()
+        with sleeping_epoll(self, event):
+            device.check(tool.SET_VRING_ERR, struct.pack("=Q", 0), [event])
+            os.close(event)
+            device.check(tool.SET_VRING_ERR, struct.pack("=Q", 0), [device.queue.error_fd])
+            for one in device, self.device():
+                self.assertEqual(one.read(0, 512), SECTOR)
+
     def test_eventfds_of_queues_that_do_not_exist(self):
         device = self.device()
         for request in (tool.SET_VRING_KICK, tool.SET_VRING_CALL, tool.SET_VRING_ERR):
@@ -281,7 +324,12 @@ class Rings(Hostile):
 
     def test_a_ring_that_fills_itself(self):
         """The avail ring is the used ring, so each request that ends adds another one, which ends at once."""
-        device = self.device(start=False)
+        self.fill_itself(self.device(start=False))
+        other = self.device()
+        for _ in range(10):
+            self.assertEqual(other.read(0, 512), SECTOR)
+
+    def fill_itself(self, device):
         device.negotiate(tool.F_PROTOCOL | tool.F_VERSION_1)
         device.share_memory()
         queue = device.queue
@@ -294,9 +342,38 @@ class Rings(Hostile):
         queue.set_avail_index(1)
         queue.setup()
         self.wait_for(lambda: queue.read_used_index() > 200)
-        other = self.device()
-        for _ in range(10):
-            self.assertEqual(other.read(0, 512), SECTOR)
+
+    def test_a_session_that_ends_late(self):
+        """It leaves the kicks to the next session of the front end. With EVENT_IDX, the guest would not kick again if it
+        found an earlier index there."""
+        control = self.path("control")
+        server = self.start("--export", "disk=memory:1M,delay=read:2s", "--threads", "1", "--control", control, "--listen",
+                            f"vhost-user-blk+unix:///disk?socket={self.path('slow')}")
+        awake, device, again = [tool.Device(server.uri, protocol=tool.REPLY_ACK | tool.CONFIG | tool.INFLIGHT, start=False)
+                                for _ in range(3)]
+        for each in (awake, device, again):
+            self.addCleanup(each.close)
+        self.fill_itself(awake)  # so that the server asks nobody to kick
+        record = os.memfd_create("inflight")
+        self.addCleanup(os.close, record)
+        os.ftruncate(record, 4096)
+        device.negotiate()
+        device.check(tool.SET_INFLIGHT_FD, struct.pack("=QQHH4x", 4096, 0, 1, 64), [record])
+        device.share_memory()
+        queue = device.queue
+        queue.setup()
+        device.submit(tool.READ, 0, size=512)
+        self.wait_for(lambda: os.pread(record, 1, 16) == b"\1")  # the request is in flight
+        device.socket.close()
+        again.queues, again.memory, again.memory_fd = [queue], device.memory, device.memory_fd
+        queue.device = again
+        again.start(base=1)
+        again.write(8, b"x" * 512)
+        awake.socket.close()
+        at, wanted = queue.used + 4 + 8 * queue.entries, struct.pack("=H", 2)
+        self.wait_for(lambda: again.memory[at:at + 2] == wanted)
+        self.wait_for(lambda: json.loads(self.run_gmblock("stats", "--json", control)[1])["counters"]["connections"] == 1)
+        self.assertEqual(again.memory[at:at + 2], wanted)
 
     def test_rings_outside_of_memory(self):
         """V13: rings that are misaligned or leave the memory are rejected"""
@@ -385,9 +462,29 @@ class Changes(Hostile):
         device.gone()
         self.assertEqual((device.queue.read_used_index(), device.status(0), device.status(1)), (0, 0xff, 0xff))
 
+    def test_a_session_whose_end_is_found_while_it_answers(self):
+        """Its turn is full, and nothing else of it is in flight: it has no eventfds, and its message waits."""
+        device = self.device()
+        folder = f"/proc/{self.server.process.pid}/fd"
+        before = len(os.listdir(folder))
+        for request in (tool.SET_VRING_KICK, tool.SET_VRING_CALL, tool.SET_VRING_ERR):
+            self.assertEqual(device.acknowledged(request, struct.pack("=Q", tool.NO_FD)), request != tool.SET_VRING_KICK)
+        self.wait_for(lambda: len(os.listdir(folder)) <= before - 3)
+        device.check(tool.SET_VRING_ENABLE, struct.pack("=II", 0, 0))
+        device.memory[device.HEAD:device.HEAD + 16] = struct.pack("=IIQ", 99, 0, 0)  # an unknown type, which ends at once
+        device.queue.describe(0, tool.GUEST + device.HEAD, 16, tool.NEXT, 1)
+        device.queue.describe(1, tool.GUEST + device.size - 1, 1, tool.WRITABLE)
+        for _ in range(64):  # the share of a turn
+            device.queue.make_available(0, kick=False)
+        os.ftruncate(device.memory_fd, device.size - 4096)
+        device.socket.sendall(b"".join(struct.pack("=IIIII", request, tool.VERSION, 8, 0, enabled) for request, enabled in (
+            (tool.SET_VRING_ENABLE, 1), (tool.GET_VRING_BASE, 0))))
+        device.gone()
+        self.assertEqual(self.device().read(0, 512), SECTOR)
+
     def test_a_record_outlives_the_memory_of_its_rings(self):
         """V16: a request whose end did not reach the used ring is done again"""
-        server = self.start("--export", "disk=memory:1M,delay=read:300ms", "--listen",
+        server = self.start("--export", "disk=memory:1M,delay=read:2s", "--listen",
                             f"vhost-user-blk+unix:///disk?socket={self.path('slow')}")
         record = os.memfd_create("inflight")
         self.addCleanup(os.close, record)
@@ -492,6 +589,72 @@ class Changes(Hostile):
                 stop.set()
                 thread.join()
             device.close()
+
+
+@unittest.skipIf(os.geteuid() != 0, "another user is needed")
+class Strangers(support.Case):
+    """Front ends of users who are not trusted. They can hold up the threads that access their memory."""
+
+    def serve(self, export, threads):
+        server = self.start("--export", export, "--threads", threads, "--access", "rights=rw", "--listen",
+                            f"vhost-user-blk+unix:///disk?socket={self.path('vm')}&socket-mode=0666", "--listen",
+                            self.socket_uri(), uri_count=2)
+        os.chmod(self.folder, 0o711)
+        return server
+
+    def stranger(self, server, **options):
+        device = tool.stranger(server.uri, **options)
+        self.addCleanup(device.close)
+        return device
+
+    def check_others(self, server):
+        for _ in range(4):
+            with tool.Device(server.uri) as device, nbdmini.open_export(server.uris[1], b"disk") as client:
+                self.assertEqual(device.read(0, 512), client.read(0, 512))
+
+    def test_they_have_threads_of_their_own(self):
+        for threads in 1, 2:
+            server = self.serve("disk=memory:1M", str(threads))
+            strangers = [self.stranger(server, queues=2) for _ in range(threads)]
+            queues = [(device, queue) for device in strangers for queue in device.queues]
+            with contextlib.ExitStack() as stopped:
+                for number in range(threads, 2 * threads):
+                    stopped.enter_context(self.stopped_thread(server.process.pid, f"gmblock/{number}"))
+                for device, queue in queues:
+                    device.submit(tool.READ, 0, size=512, queue=queue, slot=queue.index)
+                self.check_others(server)
+                self.assertEqual([queue.read_used_index() for _, queue in queues], [0] * len(queues))
+            for _, queue in queues:
+                self.assertEqual(queue.next_used(), (0, 513))
+            with contextlib.ExitStack() as stopped:
+                for number in range(threads):
+                    stopped.enter_context(self.stopped_thread(server.process.pid, f"gmblock/{number}"))
+                for device, queue in queues:
+                    device.read(0, 512, queue=queue)
+            self.assertEqual(server.stop()[0], 0)
+
+    def test_the_thread_of_a_flash_store_does_not_access_their_memory(self):
+        """Who touches a page that was removed shows in page faults."""
+        store = self.path("store")
+        self.assertEqual(self.run_gmblock("create", "--size=64M", f"flash:{store}")[0], 0)
+        server = self.serve(f"disk=flash:{store}", "1")
+        size, count = 128 << 10, 8
+        device = self.stranger(server)
+        faults = []
+        for _ in range(2):  # the first time, also those of the server's own memory
+            before = server.faults_of_reactors("gmblock/0")
+            for kind in tool.WRITE, tool.READ:
+                tool.punch(device.memory_fd, device.DATA, count * size)
+                for number in range(count):
+                    device.memory[device.HEAD:device.HEAD + 16] = struct.pack("=IIQ", kind, 0, number * size // 512)
+                    device.queue.chain([(device.HEAD, 16, False), (device.DATA + number * size, size, kind == tool.READ),
+                                        (device.STATUS_AT, 1, True)])
+                    device.queue.make_available(0)
+                    device.queue.next_used()
+                    self.assertEqual(device.status(), tool.OK)
+            faults.append(server.faults_of_reactors("gmblock/0") - before)
+        self.assertLess(faults[1], count * size // 4096 // 2)
+        self.assertEqual(server.stop()[0], 0)
 
 
 if __name__ == "__main__":

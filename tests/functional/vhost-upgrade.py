@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import threading
+import unittest
 
 import support
 import upgrades
@@ -106,7 +107,7 @@ class Upgrade(vhost.Vhost, upgrades.Case):
 
     def test_requests_in_flight(self):
         """They are finished before the other process serves."""
-        server = self.serve(keys=",delay=write:300ms", content=bytes(MIB))
+        server = self.serve(keys=",delay=write:3s", content=bytes(MIB))
         device = self.device(server, queues=3)
         for slot, queue in enumerate(device.queues):
             device.submit(tool.WRITE, 8 * slot, bytes([slot + 1]) * 4096, queue=queue, slot=slot)
@@ -282,10 +283,60 @@ class Upgrade(vhost.Vhost, upgrades.Case):
                 device.write(8 * number, bytes([number + 1]) * 4096)
         self.assertEqual(self.content(0, 3 * 4096), b"".join(bytes([n]) * 4096 for n in (1, 2, 3)))
 
+    @unittest.skipIf(os.geteuid() != 0, "another user is needed")
+    def test_a_front_end_of_another_user(self):
+        """It keeps a thread of its own."""
+        server = self.serve("--access", "rights=rw", "--threads", "1")
+        device = self.device(server)
+        os.chmod(self.folder, 0o711)
+        os.chmod(self.socket_path, 0o666)
+        with tool.stranger(server.uri) as other:
+            self.must_pass(2)
+            with self.stopped_thread(self.children[-1], "gmblock/1"):
+                other.submit(tool.READ, 0, size=512)
+                for _ in range(4):
+                    self.assertEqual(device.read(0, 512), self.content(0, 512))
+                self.assertEqual(other.queue.read_used_index(), 0)
+            self.assertEqual(other.queue.next_used(), (0, 513))
+
+    @unittest.skipIf(os.geteuid() != 0, "another user is needed")
+    def test_access_rules_after_the_start(self):
+        """A server whose access rules admit no other user has all of its memory for its other threads. It gets threads for
+        front ends of other users when it is upgraded."""
+        def write(*rules):
+            with open(config, "w", encoding="utf-8") as file:
+                json.dump({"exports": [{"name": "disk", "path": self.path("disk.img"), "access": rules}]}, file)
+
+        config = self.path("gmblock.conf")
+        self.make_file("disk.img", bytes(MIB))
+        write({"uid": os.geteuid(), "rights": "rw"}, {"uid": 65534, "rights": "none"}, {"address": "10.0.0.0/8", "rights": "rw"})
+        self.control, self.socket_path = self.path("control"), self.path("socket")
+        for memory in ("4M", "8M"):
+            server = self.start("--config", config, "--control", self.control, "--threads", "1", "--memory", memory,
+                                "--listen", f"vhost-user-blk+unix:///disk?socket={self.socket_path}")
+            device = self.device(server)
+            device.write(0, b"1" * 512)
+            if memory == "4M":
+                server.stop()
+        self.addCleanup(self.kill_children)
+        os.chmod(self.folder, 0o711)
+        os.chmod(self.socket_path, 0o666)
+        with self.assertRaises(tool.Gone):
+            tool.stranger(server.uri)
+        write({"rights": "rw"})
+        code, _, errors = self.run_gmblock("reload", self.control)
+        self.assertEqual(code, 1)
+        self.assertIn("the server was started without rules for other users", errors)
+        self.assertIn("gmblock upgrade", errors)
+        self.must_pass()
+        with tool.stranger(server.uri) as other, self.stopped_thread(self.children[-1], "gmblock/0"):
+            self.assertEqual(other.read(0, 512), b"1" * 512)
+        device.write(0, b"2" * 512)
+
     def test_the_front_end_of_libgmblock(self):
         """A copy in both directions goes on, over the same connection."""
         size = 64 * MIB
-        server = self.serve(keys=",rate=40M", content=os.urandom(size))
+        server = self.serve(keys=",rate=4M", content=os.urandom(size))
         target = self.path("target")
         copy = subprocess.Popen([support.program(), "copy", server.uri, target], stdout=subprocess.DEVNULL,
                                 stderr=subprocess.PIPE, text=True)
@@ -293,6 +344,8 @@ class Upgrade(vhost.Vhost, upgrades.Case):
         self.wait_for(lambda: self.counters()["bytes_read"] > MIB)
         for _ in range(3):
             self.must_pass()
+        subprocess.run([support.program(), "export", "set", "disk", "rate=default", "--server", self.control], check=True,
+                       stdout=subprocess.DEVNULL)
         self.assertEqual(copy.communicate()[1], "")
         self.assertEqual(copy.returncode, 0)
         with open(self.disk, "rb") as one, open(target, "rb") as other:

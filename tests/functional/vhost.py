@@ -71,8 +71,8 @@ class Vhost(support.Case):
         device.queue.setup()
         return device, (answer, fd)
 
-    def reconnected(self, server, device, record):
-        """The same front end after its server was killed."""
+    def reconnected(self, server, device, record, when_accepted=lambda: None):
+        """The same front end after its server was killed. when_accepted is called before any request is repeated."""
         again = self.device(server, protocol=device.protocol, memory_fd=device.memory_fd, start=False)
         queue = device.queue
         again.queues = [queue]
@@ -80,6 +80,7 @@ class Vhost(support.Case):
         index = queue.avail_index
         again.negotiate()
         self.assertTrue(again.acknowledged(tool.SET_INFLIGHT_FD, record[0], [record[1]]))
+        when_accepted()
         again.share_memory()
         queue.setup(base=queue.used_index)
         queue.avail_index = index
@@ -518,6 +519,34 @@ class Lifetime(Vhost):
         self.assertEqual(self.content(0, 4096), b"3" * 4096)
         self.assertEqual(again.read(0, 4096, first=60), b"3" * 4096)
         self.assertEqual(again.stop(), 8)
+
+    def test_a_front_end_that_connects_again(self):
+        """V16: its earlier connection ends. The record is accepted when no request of that connection is left, which could
+        write to memory that the guest has used again since."""
+        server = self.serve(keys=",delay=read:500ms")
+        device, record = self.recorded(server)
+        for closes in (True, False):
+            device.submit(tool.READ, 0, size=4096)
+            self.wait_until_taken(device)
+            if closes:
+                device.socket.close()
+            again = self.reconnected(server, device, record, self.check_that_no_other_is_left)
+            if not closes:
+                device.gone()
+            self.assertEqual(again.queue.next_used(), (0, 4097))
+            self.assertEqual(again.data(4096), self.content(0, 4096))
+            device = again
+        # with another record, the connection is not the earlier one of anybody
+        device.stop()
+        answer, fd = self.inflight(device)
+        self.assertTrue(device.acknowledged(tool.SET_INFLIGHT_FD, answer, [fd]))
+        other = self.reconnected(server, device, record)
+        self.assertEqual(device.number(tool.GET_STATUS), 0)
+        self.assertEqual(other.read(0, 512), self.content(0, 512))
+
+    def check_that_no_other_is_left(self):
+        counters = self.counters()
+        self.assertEqual((counters["connections"], counters["inflight"]), (1, 0))
 
     def test_the_end_of_the_server_finishes_requests(self):
         server = self.serve(keys=",delay=write:100ms")

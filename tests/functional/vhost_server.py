@@ -66,6 +66,7 @@ class Connection(threading.Thread):
         self.rings = {}
         self.back = None
         self.said = []  # requests, in order
+        server.connections.append(self)  # before the front end gets an answer
         self.start()
 
     # -- memory
@@ -290,7 +291,7 @@ class Server:
                 peer, _ = self.socket.accept()
             except OSError:
                 return
-            self.connections.append(Connection(self, peer))
+            Connection(self, peer)
 
     def stop(self):
         with contextlib.suppress(OSError):

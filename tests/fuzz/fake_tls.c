@@ -57,7 +57,6 @@ const struct error *tls_layer_error(const struct stream *stream)
 
 struct tls_facts tls_layer_facts(const struct stream *stream)
 {
-	GMB_UNUSED(stream);
 	return (struct tls_facts){ .version = "TLS 1.3", .cipher = "none", .records = "user" };
 }
 
@@ -148,23 +147,16 @@ static void layer_send(struct stream *stream, struct ring_op *op, const struct m
 
 static ssize_t layer_receive_now(struct stream *stream, struct msghdr *message)
 {
-	GMB_UNUSED(stream);
-	GMB_UNUSED(message);
 	return -EAGAIN;
 }
 
 static ssize_t layer_send_now(struct stream *stream, const struct msghdr *message)
 {
-	GMB_UNUSED(stream);
-	GMB_UNUSED(message);
 	return -EAGAIN;
 }
 
 static bool layer_flush(struct stream *stream, struct ring_op *op, ring_done_fn *done)
 {
-	GMB_UNUSED(stream);
-	GMB_UNUSED(op);
-	GMB_UNUSED(done);
 	return false; /* layer_send_now() takes nothing */
 }
 

@@ -124,7 +124,11 @@ static const char *export(void)
 	if (rule == NULL) {
 		check_inside(parsed.name.bytes, parsed.name.length);
 		check_inside(parsed.text.bytes, parsed.text.length);
-		GMB_ASSERT(sizeof(parsed.head) + parsed.name.length + parsed.text.length ==
+		check_inside(parsed.disk.bytes, parsed.disk.length);
+		GMB_ASSERT(parsed.disk.length ==
+			   ((parsed.head.flags & NATIVE_EXPORT_DISK) != 0 ? NATIVE_DISK_BYTES : 0));
+		GMB_ASSERT(sizeof(parsed.head) + parsed.name.length + parsed.text.length +
+				   parsed.disk.length ==
 			   message_bytes);
 		GMB_ASSERT(parsed.head.status != 0 || parsed.head.payload_max >= 512);
 	}

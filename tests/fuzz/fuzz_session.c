@@ -11,7 +11,6 @@
  * The server's bytes are judged by their framing. What they mean is the business of tests/sim and
  * tests/conformance.
  */
-#include <errno.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -271,7 +270,6 @@ static struct tls_policy *policy_of(enum tls_mode mode)
 #else
 static struct tls_policy *policy_of(enum tls_mode mode)
 {
-	GMB_UNUSED(mode);
 	return NULL;
 }
 #endif
@@ -358,7 +356,6 @@ static void deliver_stop(struct ring *ring, struct ring_message *message)
 {
 	struct world *world = container_of(message, struct world, stop);
 
-	GMB_UNUSED(ring);
 	engine_drain(world->engine, UINT64_C(1000000000), drained, world);
 }
 

@@ -11,7 +11,6 @@
  *
  * The layer is a server, or a client where bit 7 of the first byte is set.
  */
-#include <errno.h>
 #include <stddef.h>
 
 #include "fuzz.h"

@@ -97,7 +97,6 @@ static void deliver_stop(struct ring *ring, struct ring_message *message)
 {
 	struct world *world = container_of(message, struct world, stop);
 
-	GMB_UNUSED(ring);
 	engine_drain(world->engine, UINT64_C(1000000000), drained, world);
 }
 

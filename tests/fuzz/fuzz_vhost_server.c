@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A hostile front end and guest at the server of vhost-user-blk. The server runs on a thread with a
- * real ring, as it receives descriptors and reads eventfds. The input is a list of steps (enum
- * step): messages with any contents and descriptors, writes to guest memory, kicks. While the
- * server processes them, this thread rewrites the rings again and again. Whatever happens, the
- * session ends when the front end closes its socket, and leaves nothing in flight.
+ * A hostile front end and guest at the server of vhost-user-blk. The server runs on two threads
+ * with real rings, as it receives descriptors and reads eventfds, and serves queues with odd
+ * numbers on the second one. The input is a list of steps (enum step): messages with any contents
+ * and descriptors, writes to guest memory, kicks. While the server processes them, this thread
+ * rewrites the rings again and again. Whatever happens, the session ends when the front end closes
+ * its socket, and leaves nothing in flight.
  */
 #include <errno.h>
 #include <poll.h>
@@ -29,6 +30,8 @@ enum {
 	AVAIL_AT = 4096,
 	USED_AT = 8192,
 	RINGS_BYTES = 12288, /* desc, avail and used */
+	QUEUES = 2,
+	QUEUE_BYTES = 32768, /* distance between the rings of queues */
 	GUEST_AT = 1 << 20,
 	USER_AT = 1 << 30,
 	STEPS_MAX = 200,
@@ -37,7 +40,7 @@ enum {
 
 enum step {
 	STEP_MESSAGE, /* request, flags, descriptors, size; payload */
-	STEP_START,   /* well-formed messages that start queue 0 */
+	STEP_START,   /* well-formed messages that start queues 0 and 1 */
 	STEP_WRITE,   /* position (2 bytes), size; contents */
 	STEP_KICK,
 	STEP_SUBMIT,   /* number of entries by which the avail index increases */
@@ -48,12 +51,31 @@ enum step {
 
 enum { FD_NONE, FD_MEMORY, FD_KICK, FD_CALL, FD_SOCKET, FD_KINDS };
 
+/* The rings of all queues have the same contents, so requests of different threads use the same
+ * memory, which ThreadSanitizer does not permit. */
+#if defined(__SANITIZE_THREAD__)
+enum { MIRRORS = 1 };
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+enum { MIRRORS = 1 };
+#else
+enum { MIRRORS = QUEUES };
+#endif
+#else
+enum { MIRRORS = QUEUES };
+#endif
+
+enum { REACTORS = 2 };
+
 /* The server. It exists as long as the program. */
 static struct server {
-	struct ring_thread *thread;
 	struct store *store;
 	struct export *export;
-	struct engine *engine;
+	struct reactor {
+		struct ring_thread *thread;
+		struct engine *engine;
+		uint64_t busy;
+	} reactors[REACTORS];
 } server;
 
 /* The front end, and what is left of the input. */
@@ -63,34 +85,42 @@ struct front {
 	int socket;
 	int server_socket;
 	int fds[FD_KINDS];
-	uint8_t *memory;
+	int other_kick; /* of the queues with other numbers than 0 */
 	uint64_t random;
 };
+
+/* All sessions are on the first reactor. */
+static struct engine *part_engine(void *context, uint32_t part)
+{
+	GMB_UNUSED(context);
+	return part < REACTORS ? server.reactors[part].engine : NULL;
+}
 
 static int server_begin(void *context, struct ring **ring_out, struct error *error)
 {
 	static const struct session_kind *const kinds[] = { &vhost_session_kind };
 	static const struct ring_options ring_options;
-	struct engine_options options = { .kinds = kinds, .kind_count = ARRAY_COUNT(kinds) };
+	struct reactor *reactor = context;
+	struct engine_options options = {
+		.kinds = kinds, .kind_count = ARRAY_COUNT(kinds), .part_engine = part_engine
+	};
 
-	GMB_UNUSED(context);
 	GMB_ASSERT(ring_create(&ring_options, ring_out, error) == 0);
 	engine_limits_default(&options.limits);
 	options.limits.memory_bytes_max = 64 << 20;
 	options.ring = *ring_out;
-	GMB_ASSERT(engine_create(&options, &server.engine, error) == 0);
-	GMB_ASSERT(engine_export_add(server.engine, server.export, error) == 0);
+	GMB_ASSERT(engine_create(&options, &reactor->engine, error) == 0);
+	GMB_ASSERT(engine_export_add(reactor->engine, server.export, error) == 0);
 	return 0;
 }
 
 static void server_end(void *context)
 {
-	GMB_UNUSED(context);
 }
 
 static void server_start(void)
 {
-	const struct ring_thread_options options = {
+	struct ring_thread_options options = {
 		.name = "server", .begin = server_begin, .end = server_end
 	};
 	struct export_options about = { .name = "" };
@@ -101,7 +131,10 @@ static void server_start(void)
 			   &error) == 0);
 	about.store = server.store;
 	GMB_ASSERT(export_create(&about, &server.export, &error) == 0);
-	GMB_ASSERT(ring_thread_start(&options, &server.thread, &error) == 0);
+	for (int i = 0; i < REACTORS; i++) {
+		options.context = &server.reactors[i];
+		GMB_ASSERT(ring_thread_start(&options, &server.reactors[i].thread, &error) == 0);
+	}
 }
 
 static void accept_front(void *context)
@@ -112,14 +145,15 @@ static void accept_front(void *context)
 		.peer = { .text = "fuzz" },
 		.export_name = "" };
 
-	engine_accept(server.engine, &endpoint);
+	engine_accept(server.reactors[0].engine, &endpoint);
 }
 
 static void look(void *context)
 {
-	uint64_t *busy = context;
+	struct reactor *reactor = context;
+	const struct engine *engine = reactor->engine;
 
-	*busy = server.engine->counters.sessions + server.engine->counters.inflight;
+	reactor->busy = engine->counters.sessions + engine->counters.inflight + engine->part_count;
 }
 
 /* --- steps ----------------------------------------------------------------------------------- */
@@ -213,6 +247,26 @@ static void tell(struct front *front, uint32_t request, const void *payload, siz
 	send_message(front, &head, payload, bytes, fd);
 }
 
+static void start_queue(struct front *front, uint32_t index)
+{
+	const struct vhost_vring_state entries = { .index = index, .number = ENTRIES };
+	const struct vhost_vring_state base = { .index = index };
+	const struct vhost_vring_state on = { .index = index, .number = 1 };
+	const uint64_t at = USER_AT + index * QUEUE_BYTES;
+	const struct vhost_vring_address address = {
+		.index = index, .desc = at + DESC_AT, .used = at + USED_AT, .avail = at + AVAIL_AT
+	};
+	const uint64_t queue = index;
+
+	tell(front, VHOST_SET_VRING_NUM, &entries, sizeof(entries), -1);
+	tell(front, VHOST_SET_VRING_BASE, &base, sizeof(base), -1);
+	tell(front, VHOST_SET_VRING_ADDR, &address, sizeof(address), -1);
+	tell(front, VHOST_SET_VRING_CALL, &queue, sizeof(queue), front->fds[FD_CALL]);
+	tell(front, VHOST_SET_VRING_KICK, &queue, sizeof(queue),
+		index == 0 ? front->fds[FD_KICK] : front->other_kick);
+	tell(front, VHOST_SET_VRING_ENABLE, &on, sizeof(on), -1);
+}
+
 static void step_start(struct front *front)
 {
 	const uint64_t features = VIRTIO_VERSION_1 | VHOST_PROTOCOL_FEATURES |
@@ -226,22 +280,12 @@ static void step_start(struct front *front)
 		.region = { .guest_address = GUEST_AT,
 			.bytes = MEMORY_BYTES,
 			.user_address = USER_AT } };
-	const struct vhost_vring_state entries = { .number = ENTRIES };
-	const struct vhost_vring_state base = { 0 };
-	const struct vhost_vring_state on = { .number = 1 };
-	const struct vhost_vring_address address = {
-		.desc = USER_AT + DESC_AT, .used = USER_AT + USED_AT, .avail = USER_AT + AVAIL_AT
-	};
-	const uint64_t queue = 0;
 
 	tell(front, VHOST_SET_FEATURES, &features, sizeof(features), -1);
 	tell(front, VHOST_SET_MEM_TABLE, &table, sizeof(table), front->fds[FD_MEMORY]);
-	tell(front, VHOST_SET_VRING_NUM, &entries, sizeof(entries), -1);
-	tell(front, VHOST_SET_VRING_BASE, &base, sizeof(base), -1);
-	tell(front, VHOST_SET_VRING_ADDR, &address, sizeof(address), -1);
-	tell(front, VHOST_SET_VRING_CALL, &queue, sizeof(queue), front->fds[FD_CALL]);
-	tell(front, VHOST_SET_VRING_KICK, &queue, sizeof(queue), front->fds[FD_KICK]);
-	tell(front, VHOST_SET_VRING_ENABLE, &on, sizeof(on), -1);
+	for (uint32_t i = 0; i < QUEUES; i++) {
+		start_queue(front, i);
+	}
 }
 
 static void step_write(struct front *front)
@@ -250,6 +294,9 @@ static void step_write(struct front *front)
 	size_t bytes = MIN((size_t)next(front), front->left);
 
 	(void)!pwrite(front->fds[FD_MEMORY], front->at, bytes, position);
+	for (uint32_t i = 1; i < MIRRORS && position < RINGS_BYTES; i++) {
+		(void)!pwrite(front->fds[FD_MEMORY], front->at, bytes, position + i * QUEUE_BYTES);
+	}
 	front->at += bytes;
 	front->left -= bytes;
 }
@@ -257,15 +304,18 @@ static void step_write(struct front *front)
 static void kick(const struct front *front)
 {
 	(void)!eventfd_write(front->fds[FD_KICK], 1);
+	(void)!eventfd_write(front->other_kick, 1);
 }
 
 static void step_submit(struct front *front)
 {
+	uint8_t number = next(front);
+	off_t at = AVAIL_AT + 2 + number / (ENTRIES + 2) % QUEUES * QUEUE_BYTES;
 	uint16_t index = 0;
 
-	(void)!pread(front->fds[FD_MEMORY], &index, sizeof(index), AVAIL_AT + 2);
-	index = (uint16_t)(index + next(front) % (ENTRIES + 2));
-	(void)!pwrite(front->fds[FD_MEMORY], &index, sizeof(index), AVAIL_AT + 2);
+	(void)!pread(front->fds[FD_MEMORY], &index, sizeof(index), at);
+	index = (uint16_t)(index + number % (ENTRIES + 2));
+	(void)!pwrite(front->fds[FD_MEMORY], &index, sizeof(index), at);
 	kick(front);
 }
 
@@ -280,9 +330,10 @@ static void step_rewrite(struct front *front)
 		uint32_t number = value % 3 == 0 ? (uint32_t)(value >> 32)
 						 : (uint32_t)(value >> 32) % (2 * ENTRIES);
 		size_t bytes = value % 2 == 0 ? 2 : 4;
+		off_t queue_at = (off_t)(value >> 5) % MIRRORS * QUEUE_BYTES;
 
 		(void)!pwrite(front->fds[FD_MEMORY], &number, bytes,
-			(off_t)(value >> 8) % RINGS_BYTES & ~1);
+			queue_at + ((off_t)(value >> 8) % RINGS_BYTES & ~1));
 		kick(front);
 	}
 }
@@ -329,6 +380,7 @@ static void front_begin(struct front *front, const uint8_t *data, size_t size)
 	front->fds[FD_NONE] = -1;
 	front->fds[FD_MEMORY] = memfd_create("guest", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	front->fds[FD_KICK] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	front->other_kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	front->fds[FD_CALL] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	front->fds[FD_SOCKET] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	GMB_ASSERT(ftruncate(front->fds[FD_MEMORY], MEMORY_BYTES) == 0);
@@ -336,12 +388,19 @@ static void front_begin(struct front *front, const uint8_t *data, size_t size)
 
 static void front_end(struct front *front)
 {
-	uint64_t busy = 1;
+	uint64_t busy;
 
 	close(front->socket);
-	while (busy > 0) {
-		GMB_ASSERT(ring_thread_call(server.thread, look, &busy) == 0);
-	}
+	do {
+		busy = 0;
+		for (int i = 0; i < REACTORS; i++) {
+			struct reactor *reactor = &server.reactors[i];
+
+			GMB_ASSERT(ring_thread_call(reactor->thread, look, reactor) == 0);
+			busy += reactor->busy;
+		}
+	} while (busy > 0);
+	close(front->other_kick);
 	for (int i = FD_MEMORY; i < FD_KINDS; i++) {
 		close(front->fds[i]);
 	}
@@ -351,12 +410,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct front front;
 
-	if (server.thread == NULL) {
+	if (server.reactors[0].thread == NULL) {
 		log_set_level(LOG_LEVEL_ERROR);
 		server_start();
 	}
 	front_begin(&front, data, size);
-	GMB_ASSERT(ring_thread_call(server.thread, accept_front, &front) == 0);
+	GMB_ASSERT(ring_thread_call(server.reactors[0].thread, accept_front, &front) == 0);
 	for (int i = 0; i < STEPS_MAX && front.left > 0; i++) {
 		run_step(&front);
 	}

@@ -477,6 +477,10 @@ def hand_vhost_server(corpus):
                chain(0) + submit,
         "channel": start + message(21, b"", 4) + message(24, struct.pack("=III", 0, 60, 0) + bytes(60)) +
                    message(25, struct.pack("=III", 32, 1, 0) + b"\0"),
+        "two-queues": start + chain(0) + submit + bytes([4, 19]) + message(5, struct.pack(
+            "=IIQQQQ", 1, 0, guest, 1 << 18, 1 << 30, 0), 1) + submit + bytes([4, 19]) + rewrite,
+        "second-queue": start + chain(1) + bytes([4, 19]) + message(11, struct.pack("=II", 1, 0)) + start + kick,
+        "second-queue-breaks": start + chain(0) + bytes([4, 35]) + message(34) + start + bytes([4, 19]),
         "events": start + message(12, bytes(8), 1) + message(13, bytes(8), 4) + message(14, bytes(8), 3) + submit,
     }
     for name, steps in inputs.items():
@@ -525,7 +529,7 @@ def hand_gmb(corpus):
     asked = lambda extents, length: struct.pack("<IQ", extents, length)
     answer = lambda status, value: struct.pack("<IIQ", 5, status, value)
     extent = lambda length, flags: struct.pack("<QII", length, flags, 0)
-    described = struct.pack("<IIQQQIIHHI", 0, 5, 1 << 30, 1, 2, 1 << 20, 4096, 4, 6, 0)
+    described = lambda flags: struct.pack("<IIQQQIIHHI", 0, flags, 1 << 30, 1, 2, 1 << 20, 4096, 4, 6, 0) + b"diska disk"
     seeds = {
         "hello": (hello, magic + struct.pack("<HHI", 1, 3, 0)),
         "hello-later": (hello, magic + struct.pack("<HHI", 2, 3, 0)),
@@ -543,7 +547,9 @@ def hand_gmb(corpus):
         "unknown": (requests, head(200, 7)),
         "welcome": (welcome, magic + struct.pack("<HHI", 1, 0, 0)),
         "welcome-moves": (welcome, magic + struct.pack("<HHI", 1, 1, 0)),
-        "export": (export, described + b"disk" + b"a disk"),
+        "export": (export, described(5)),
+        "export-identity": (export, described(5 + 16) + bytes(range(16))),
+        "export-identity-short": (export, described(5 + 16) + bytes(range(15))),
         "export-none": (export, struct.pack("<II", 2, 0) + bytes(40)),
         "reply": (reply, asked(0, 4096) + answer(0, 0)),
         "reply-error": (reply, asked(0, 4096) + answer(28, 4096) + b"no space"),

@@ -9,7 +9,6 @@ Results: exit status 0 passed, 1 failed, 77 a prerequisite is missing.
 import ctypes
 import inspect
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -210,11 +209,6 @@ def expect_errno(wanted, call, *arguments, **options):
                 from error
         return
     raise AssertionError("no error where %s was expected" % wanted)
-
-
-def wait_readable(stream):
-    """Blocks until a pipe has something (or its end) to read; the suite's time limit guards it."""
-    select.select([stream], [], [])
 
 
 def main():

@@ -38,15 +38,13 @@ def read_pieces(handle, count, offset, flags=0):
     return pieces, True
 
 
-def check_reads(folder, keys, flags=0, path=None):
+def check_reads(folder, keys, flags=0):
     """Every read gives what is on the disk; returns the numbers of pieces of the first."""
     content = pattern(0, SIZE)
-    image = path or make_file(os.path.join(folder, "disk"), SIZE, content)
+    image = make_file(os.path.join(folder, "disk"), SIZE, content)
     counts = []
     with Gmblock(folder, {"": image + keys}) as server:
         handle = connect(server.uri())
-        if path is not None:
-            handle.pwrite(content, 0)
         for offset, count in READS:
             pieces, good = read_pieces(handle, count, offset, flags)
             assert good, (offset, count)
@@ -74,7 +72,7 @@ def test_a_stripe_that_tells_progress(folder):
 
 
 def test_a_stripe_in_parts(folder):
-    counts = check_reads(folder, ",pace=50M:members=4:chunk=64K,parts=16K,progress=completion")
+    counts = check_reads(folder, ",mode=direct,stripe=64K:4,parts=16K")
     # A piece for each part; in the first row three of the four members begin with a shorter one.
     assert len(counts[0]) == 64 + 3, len(counts[0])
 
@@ -82,10 +80,6 @@ def test_a_stripe_in_parts(folder):
 def test_parts_of_a_fixed_size(folder):
     counts = check_reads(folder, ",parts=64K")
     assert len(counts[0]) == 16, len(counts[0])
-
-
-def test_memory_that_counts(folder):
-    check_reads(folder, ",progress=counter", path="memory:%d" % SIZE)
 
 
 def test_off_is_one_piece(folder):

@@ -97,16 +97,6 @@ struct scenario {
 	uint64_t sessions; /* of all engines */
 };
 
-static uint64_t below(uint64_t limit)
-{
-	return sim_between(0, limit - 1);
-}
-
-static bool percent(uint32_t chance)
-{
-	return below(100) < chance;
-}
-
 /* --- a reactor that is sometimes short of memory -------------------------------------------- */
 
 static struct session_kind kind; /* NBD's, but for accept() */

@@ -4,7 +4,6 @@
  * when it happened, touches its range and could have caused the disk operation. Two rules follow:
  * a disk error in a reply needs such a fault, and a fault needs at least one such reply.
  */
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

@@ -33,7 +33,6 @@ int waiter_create(enum waiter_kind kind, struct waiter **waiter_out)
 {
 	struct waiter *waiter = calloc(1, sizeof(*waiter));
 
-	GMB_UNUSED(kind);
 	GMB_ASSERT(waiter != NULL);
 	sim_socket_pair(&waiter->fd, &waiter->bell);
 	list_push_back(&waiters, &waiter->node);
@@ -64,7 +63,6 @@ void waiter_wait(struct waiter *waiter, uint64_t timeout_ns, bool all)
 	uint8_t bytes[64];
 
 	GMB_ASSERT(timeout_ns == 0); /* rings wait, and poll the queue's descriptor */
-	GMB_UNUSED(all);
 	waiter->armed = false;
 	while (sim_socket_read(waiter->fd, bytes, sizeof(bytes)) > 0) {
 	}
@@ -96,28 +94,20 @@ void clan_sim_wake_later(struct clan_queue *queue, uint64_t delay_ns)
 /* The queue's own eventfd and timerfd: nothing in the simulation uses them. */
 int waiter_file_add(struct waiter *waiter, struct waiter_file *file, int fd, uint32_t events)
 {
-	GMB_UNUSED(waiter);
-	GMB_UNUSED(events);
 	file->fd = fd;
 	return 0;
 }
 
 void waiter_file_events(struct waiter *waiter, struct waiter_file *file, uint32_t events)
 {
-	GMB_UNUSED(waiter);
-	GMB_UNUSED(file);
-	GMB_UNUSED(events);
 }
 
 void waiter_file_remove(struct waiter *waiter, struct waiter_file *file)
 {
-	GMB_UNUSED(waiter);
-	GMB_UNUSED(file);
 }
 
 void waiter_after_fork(struct waiter *waiter)
 {
-	GMB_UNUSED(waiter);
 	GMB_ASSERT(!"the simulation does not fork");
 }
 
@@ -266,7 +256,6 @@ static int sim_clan_adopt(struct clan_queue *queue, int fd, const struct clan_co
 {
 	struct end *end = end_create(queue, options, CLAN_OPENING);
 
-	GMB_UNUSED(error);
 	attach(end, fd);
 	*conn_out = &end->conn;
 	return 0;
@@ -580,13 +569,15 @@ static void sim_clan_publish(struct clan_queue *queue)
 
 static void sim_clan_queue_destroy(struct clan_queue *queue)
 {
-	GMB_UNUSED(queue);
 }
 
 static void sim_clan_get_stats(const struct clan_conn *conn, struct clan_conn_stats *stats)
 {
-	GMB_UNUSED(conn);
-	GMB_UNUSED(stats);
+}
+
+static int sim_clan_socket(const struct clan_conn *conn)
+{
+	return ((const struct end *)(const void *)conn)->fd;
 }
 
 #define CALLS                                                                                      \
@@ -600,7 +591,7 @@ static void sim_clan_get_stats(const struct clan_conn *conn, struct clan_conn_st
 	.progress = sim_clan_progress, .publish = sim_clan_publish, .arm = sim_clan_progress,      \
 	.queue_destroy = sim_clan_queue_destroy
 const struct clan_provider clan_provider_shm = { .caps = CLAN_CAN_MAP, CALLS };
-static const struct clan_provider moving = { CALLS };
+static const struct clan_provider moving = { .socket = sim_clan_socket, CALLS };
 
 void clan_sim_use(const struct connector_network *used, bool can_map)
 {

@@ -468,7 +468,6 @@ int clan_sim_put(struct clan_conn *conn, const struct iovec *from, uint32_t from
 	struct move *move;
 
 	GMB_ASSERT(from_count == 1 && !notify);
-	GMB_UNUSED(value);
 	move = move_begin(end, &record, from, op);
 	if (sim_random() % 4 == 0) {
 		record.move = 0;

@@ -6,13 +6,6 @@
  * makes minutes cheap. GMB_OPEN_SIMPLE stands for other servers: without chunks ours cannot say
  * that it lives.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +18,7 @@
 #include "connector_sim.h"
 #include "nbd/server/server.h"
 #include "sim/sim.h"
+#include "unit.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 #define GIB	  (UINT64_C(1) << 30)
@@ -54,7 +48,6 @@ static void arrive(struct ring *ring, struct ring_message *message)
 {
 	struct arrival *arrival = container_of(message, struct arrival, message);
 
-	GMB_UNUSED(ring);
 	engine_accept(arrival->world->engine, &(struct endpoint){ .kind = &nbd_session_kind,
 						      .fd = arrival->fd,
 						      .peer = { .text = "simulated" } });
@@ -63,9 +56,6 @@ static void arrive(struct ring *ring, struct ring_message *message)
 
 static int network_attempt(void *context, const char *host, uint64_t timeout_ns, uint64_t *delay_ns)
 {
-	GMB_UNUSED(context);
-	GMB_UNUSED(host);
-	GMB_UNUSED(timeout_ns);
 	*delay_ns = 1000;
 	return 0;
 }
@@ -76,7 +66,6 @@ static int network_connect(void *context, const char *host)
 	struct arrival *arrival = calloc(1, sizeof(*arrival));
 	int client_fd;
 
-	GMB_UNUSED(host);
 	assert_non_null(arrival);
 	sim_socket_pair(&arrival->fd, &client_fd);
 	sim_socket_give(client_fd);
@@ -152,7 +141,6 @@ static void client_event(void *context, enum gmb_event event, const char *text)
 {
 	struct world *world = context;
 
-	GMB_UNUSED(text);
 	if (event == GMB_EVENT_LOST && world->lost_ns == 0) {
 		world->lost_ns = sim_now_ns();
 	}
@@ -196,9 +184,8 @@ static double seconds_since(uint64_t then_ns)
 
 static const uint32_t styles[] = { 0, GMB_OPEN_NO_EXTENDED, GMB_OPEN_SIMPLE };
 
-static void test_slow_commands(void **state)
+TEST(test_slow_commands)
 {
-	GMB_UNUSED(state);
 	for (size_t i = 0; i < ARRAY_COUNT(styles); i++) {
 		struct world world;
 		uint64_t begin_ns;
@@ -219,9 +206,8 @@ static void test_slow_commands(void **state)
 }
 
 /* A read may take as long where the server can say that it lives, and where not it is lost. */
-static void test_slow_reads(void **state)
+TEST(test_slow_reads)
 {
-	GMB_UNUSED(state);
 	for (size_t i = 0; i < ARRAY_COUNT(styles); i++) {
 		bool alive = styles[i] != GMB_OPEN_SIMPLE;
 		uint8_t block[BLOCK];
@@ -245,13 +231,12 @@ static void test_slow_reads(void **state)
 
 /* The server does not read what is behind a request that has no place, and says that it lives all
  * the same. */
-static void test_no_place_left(void **state)
+TEST(test_no_place_left)
 {
 	static struct gmb_request requests[WRITES];
 	static uint8_t blocks[WRITES][BLOCK];
 	struct world world;
 
-	GMB_UNUSED(state);
 	serve(&world, "memory:1M", "write:20s", 1);
 	connect_to(&world, 0, 0, 0);
 	for (size_t i = 0; i < WRITES; i++) {
@@ -303,9 +288,8 @@ static void unfreeze_event(void *context)
 
 /* A server that stops in the middle of a slow command is dead after request_timeout where it could
  * say that it lives, and after slow_timeout where it could not. */
-static void test_frozen_server(void **state)
+TEST(test_frozen_server)
 {
-	GMB_UNUSED(state);
 	for (size_t i = 0; i < ARRAY_COUNT(styles); i++) {
 		bool alive = styles[i] != GMB_OPEN_SIMPLE;
 		struct gmb_stats stats = { .size = sizeof(stats) };
@@ -332,12 +316,11 @@ static void test_frozen_server(void **state)
 }
 
 /* That it lives is not enough for ever. */
-static void test_alive_without_answers(void **state)
+TEST(test_alive_without_answers)
 {
 	struct world world;
 	uint64_t begin_ns;
 
-	GMB_UNUSED(state);
 	serve(&world, "memory:1M", "flush:3600s", 128);
 	connect_to(&world, 0, 100, 50);
 	begin_ns = sim_now_ns();
@@ -357,7 +340,7 @@ static void read_done(struct gmb_request *request)
 }
 
 /* Long ranges are cut so that each command is short, whatever the disk takes for them. */
-static void test_long_ranges(void **state)
+TEST(test_long_ranges)
 {
 	static const struct {
 		const char *delays;
@@ -369,7 +352,6 @@ static void test_long_ranges(void **state)
 		{ "zero:20s", 512, 65536 }  /* the shorter the better */
 	};
 
-	GMB_UNUSED(state);
 	for (size_t i = 0; i < ARRAY_COUNT(cases); i++) {
 		struct gmb_stats stats = { .size = sizeof(stats) };
 		struct timed_read read = { .request = { .done = read_done } };
@@ -400,7 +382,7 @@ static void test_long_ranges(void **state)
 }
 
 /* With depth 1 a long range and other requests take turns. */
-static void test_turns(void **state)
+TEST(test_turns)
 {
 	struct gmb_options options = { .size = sizeof(options), .connections = 1, .depth = 1 };
 	struct gmb_request zero = { 0 };
@@ -408,7 +390,6 @@ static void test_turns(void **state)
 	struct gmb_error error;
 	struct world world;
 
-	GMB_UNUSED(state);
 	serve(&world, "null:64G", "zero:1s", 128);
 	assert_int_equal(gmb_queue_create(NULL, &world.queue, &error), 0);
 	assert_int_equal(
@@ -427,19 +408,4 @@ static void test_turns(void **state)
 	}
 	assert_int_equal(zero.result, 0);
 	stop(&world);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_slow_commands),
-		cmocka_unit_test(test_slow_reads),
-		cmocka_unit_test(test_no_place_left),
-		cmocka_unit_test(test_frozen_server),
-		cmocka_unit_test(test_alive_without_answers),
-		cmocka_unit_test(test_long_ranges),
-		cmocka_unit_test(test_turns),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -482,6 +482,8 @@ static void client_event(void *context, enum gmb_event event, const char *text)
 			model_fail("it is the same disk: %s", text);
 		}
 		break;
+	case GMB_EVENT_SILENT:
+		break;
 	}
 }
 
@@ -751,10 +753,6 @@ static void flush_failed(void *context, struct sim_disk *disk, enum sim_fault_ki
 {
 	struct scenario *scenario = context;
 
-	GMB_UNUSED(disk);
-	GMB_UNUSED(offset);
-	GMB_UNUSED(length);
-	GMB_UNUSED(error);
 	if (kind == SIM_FAULT_FLUSH) {
 		scenario->world.flush_group++;
 	}

@@ -98,7 +98,8 @@ static void create_disk(struct world *world)
 	world_new_oracle(world);
 }
 
-void world_check_durable(struct world *world)
+/* Would every byte that was said to be durable survive a power failure now? */
+static void world_check_durable(struct world *world)
 {
 	char name[32];
 	struct sim_disk *copy;
@@ -150,7 +151,6 @@ static void session_closed(void *context, const struct peer *peer)
 {
 	struct world *world = context;
 
-	GMB_UNUSED(peer);
 	GMB_ASSERT(world->sessions_open > 0);
 	world->sessions_open--;
 }
@@ -290,7 +290,6 @@ static void drain_deliver(struct ring *ring, struct ring_message *message)
 {
 	struct world_service *service = container_of(message, struct world_service, drain_message);
 
-	GMB_UNUSED(ring);
 	engine_drain(service->engine, service->world->drain_deadline_ns, drained, service->world);
 }
 
@@ -340,7 +339,6 @@ static void corpse_drain_deliver(struct ring *ring, struct ring_message *message
 {
 	struct world_service *service = container_of(message, struct world_service, drain_message);
 
-	GMB_UNUSED(ring);
 	engine_drain(service->engine, 1, corpse_drained, service->corpse);
 }
 
@@ -463,7 +461,6 @@ static void accept_deliver(struct ring *ring, struct ring_message *message)
 {
 	struct accept_message *accept = container_of(message, struct accept_message, message);
 
-	GMB_UNUSED(ring);
 	engine_accept(accept->engine,
 		&(struct endpoint){
 			.kind = accept->kind, .fd = accept->fd, .peer = { .text = "simulated" } });
@@ -472,7 +469,6 @@ static void accept_deliver(struct ring *ring, struct ring_message *message)
 
 static void plan_cut(const struct world *world, const struct world_connection *connection)
 {
-	GMB_UNUSED(world);
 	sim_socket_cut(connection->client_fd, world_percent(50),
 		1 + world_below(world_percent(40) ? 600 : 100000), (enum sim_cut)world_below(3));
 }

@@ -113,8 +113,6 @@ void world_new_oracle(struct world *world);
 /* Kills the server and waits until nothing of it is left, then starts it again. Not in a callback.
  */
 void world_restart(struct world *world);
-/* Would every byte that was said to be durable survive a power failure now? */
-void world_check_durable(struct world *world);
 /* Is what is there now what was written, or, if the power failed since the oracle began, what was
  * durable? */
 void world_check_current(struct world *world);

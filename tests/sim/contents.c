@@ -11,6 +11,7 @@
 #include "../unit/stores.h"
 #include "base/crc32c.h"
 #include "scratch.h"
+#include "sim/sim.h"
 #include "store/flash/flash.h"
 
 enum {
@@ -24,7 +25,8 @@ enum {
 	FOLDER_BYTES = 80,
 };
 
-const char *contents_disk(const struct scenario_export *export)
+/* The name of its simulated disk. */
+static const char *contents_disk(const struct scenario_export *export)
 {
 	return export->path + (export->is_flash ? strlen("flash:") : 0);
 }
@@ -152,14 +154,14 @@ static struct found flash_contents(
 
 void contents_make_flash(struct scenario_export *export, const char *disk)
 {
-	uint64_t segments = FLASH_SEGMENTS_LEAST + model_random() % FLASH_SEGMENTS_MORE;
+	uint64_t segments = FLASH_SEGMENTS_LEAST + sim_random() % FLASH_SEGMENTS_MORE;
 	uint64_t segment_blocks =
 		runner_atomic ? FLASH_ATOMIC_SEGMENT_BLOCKS : FLASH_SEGMENT_BLOCKS;
 	struct sim_disk_options options = {
 		.size = (FLASH_SEGMENTS_AT + segments * segment_blocks) * FLASH_BLOCK_BYTES,
 		.direct_offset_align = 512,
-		.is_block = model_random() % 3 == 0,
-		.no_discard = model_random() % 3 == 0,
+		.is_block = sim_random() % 3 == 0,
+		.no_discard = sim_random() % 3 == 0,
 	};
 	struct store_create create = { .segment_bytes = segment_blocks * FLASH_BLOCK_BYTES };
 	struct flash flash = { .path = (char *)(uintptr_t)disk };

@@ -18,9 +18,6 @@ void contents_make_flash(struct scenario_export *export, const char *disk);
 void contents_begin(struct scenario_export *export);
 void contents_end(struct scenario_export *export);
 
-/* The name of its simulated disk. */
-const char *contents_disk(const struct scenario_export *export);
-
 /* What its flash store counts by this name, asked on the engine that started it; else 0. */
 uint64_t contents_counted(
 	struct engine *engine, const struct scenario_export *export, const char *name);

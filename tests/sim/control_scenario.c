@@ -17,7 +17,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/log.h"
 #include "control/control.h"
 #include "runner.h"
 #include "sim/sim.h"
@@ -119,11 +118,6 @@ struct scenario {
 pid_t getpid(void)
 {
 	return 4711;
-}
-
-static bool percent(uint32_t chance)
-{
-	return sim_between(0, 99) < chance;
 }
 
 static uint64_t latest(uint64_t a, uint64_t b)

@@ -8,16 +8,6 @@ enum { PAGE_CACHE_LOOKS_MAX = 1000 };
 #define STALL_NS	   (UINT64_C(300) * SECOND_NS)
 #define PAGE_CACHE_LOOK_NS UINT64_C(60000)
 
-static uint64_t below(uint64_t limit)
-{
-	return limit == 0 ? 0 : model_random() % limit;
-}
-
-static bool percent(uint32_t chance)
-{
-	return below(100) < chance;
-}
-
 static void shrink_now(void *arg)
 {
 	struct scenario_export *export = arg;

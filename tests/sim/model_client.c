@@ -39,7 +39,7 @@ struct model_request *model_request(struct model_client *client)
 
 		if (!request->used) {
 			memset(request, 0, sizeof(*request));
-			request->cookie = model_random();
+			request->cookie = sim_random();
 			return request;
 		}
 	}
@@ -524,7 +524,6 @@ static void recv_pause_over(struct ring_op *op, int result)
 {
 	struct model_client *client = container_of(op, struct model_client, recv);
 
-	GMB_UNUSED(result);
 	if (client->ended) {
 		check_closed(client);
 	} else {
@@ -571,7 +570,6 @@ static void send_pause_over(struct ring_op *op, int result)
 {
 	struct model_client *client = container_of(op, struct model_client, send);
 
-	GMB_UNUSED(result);
 	if (client->ended) {
 		check_closed(client);
 	} else {
@@ -657,7 +655,7 @@ void model_disconnect(struct model_client *client)
 	client->disconnecting = true;
 	put32(header, client->extended ? REQUEST_MAGIC_EXTENDED : REQUEST_MAGIC);
 	put16(header + 6, MODEL_DISC);
-	put64(header + 8, model_random());
+	put64(header + 8, sim_random());
 	model_send(client, header, client->extended ? 32 : 28);
 }
 

@@ -14,9 +14,6 @@
 #include "ring/ring.h"
 #include "runner.h"
 
-/* Supplied by the program: its random numbers. */
-uint64_t model_random(void);
-
 enum model_style { MODEL_SIMPLE, MODEL_STRUCTURED, MODEL_EXTENDED };
 
 enum {

@@ -35,7 +35,7 @@ enum {
 
 static bool coin(void)
 {
-	return model_random() % 2 == 0;
+	return sim_random() % 2 == 0;
 }
 
 static void add_step(struct model_client *client, enum model_step_kind step)
@@ -50,7 +50,7 @@ static void add_noise(struct model_client *client)
 		STEP_STRUCTURED_DATA, STEP_GO_MISSING, STEP_BAD_INFO, STEP_STARTTLS };
 
 	while (client->plan.noise && coin() && client->step_count < 6) {
-		add_step(client, noise[model_random() % ARRAY_COUNT(noise)]);
+		add_step(client, noise[sim_random() % ARRAY_COUNT(noise)]);
 	}
 }
 
@@ -151,8 +151,8 @@ static void send_meta(struct model_client *client, uint32_t option)
 		"base:unknown" };
 	uint8_t data[OPTION_DATA_MAX];
 	size_t len = put_name(data, client->plan.name);
-	uint32_t count = option == OPT_LIST_META_CONTEXT ? (uint32_t)(model_random() % 4)
-							 : 1 + (uint32_t)(model_random() % 3);
+	uint32_t count = option == OPT_LIST_META_CONTEXT ? (uint32_t)(sim_random() % 4)
+							 : 1 + (uint32_t)(sim_random() % 3);
 
 	put32(data + len, count);
 	len += 4;
@@ -171,9 +171,9 @@ void model_handshake_next(struct model_client *client)
 	client->state = MODEL_OPTION;
 	switch (client->steps[client->step]) {
 	case STEP_UNKNOWN:
-		len = model_random() % (coin() ? 2000 : OPTION_DATA_MAX);
+		len = sim_random() % (coin() ? 2000 : OPTION_DATA_MAX);
 		memset(data, 0x5a, len);
-		send_option(client, 0x1000 + (uint32_t)(model_random() % 1000), data, len);
+		send_option(client, 0x1000 + (uint32_t)(sim_random() % 1000), data, len);
 		break;
 	case STEP_LIST:
 		send_option(client, OPT_LIST, NULL, 0);
@@ -214,7 +214,7 @@ void model_handshake_next(struct model_client *client)
 		break;
 	case STEP_ABORT:
 		client->disconnecting = true;
-		len = coin() ? 0 : model_random() % OPTION_DATA_MAX;
+		len = coin() ? 0 : sim_random() % OPTION_DATA_MAX;
 		memset(data, 0x5a, len);
 		send_option(client, OPT_ABORT, data, len);
 		break;

@@ -104,7 +104,6 @@ static void step(struct ring_op *op, int result)
 	uint64_t left = production->outer->length - production->shown;
 	bool lies = producer_of(production)->lies;
 
-	GMB_UNUSED(result);
 	if (lies && sim_chance(FAIL_PPM)) {
 		if (!production->outer->progress_broken) {
 			note(production);

@@ -86,16 +86,6 @@ struct scenario {
 	uint64_t requests;
 };
 
-static uint64_t below(uint64_t limit)
-{
-	return sim_between(0, limit - 1);
-}
-
-static bool percent(uint32_t chance)
-{
-	return below(100) < chance;
-}
-
 static uint32_t any_peer[PEERS_MAX]; /* whose addresses are the peers' */
 
 /* --- the rules ------------------------------------------------------------------------------- */
@@ -211,7 +201,6 @@ static void step(struct ring_op *op, int result)
 {
 	struct session_twin *session = container_of(op, struct session_twin, op);
 
-	GMB_UNUSED(result);
 	if (session->scenario->over) {
 		return;
 	}
@@ -236,7 +225,6 @@ static void told(struct ring_op *op, int result)
 	struct engine_twin *engine = container_of(op, struct engine_twin, told_op);
 	struct shared_rate *shared = &engine->scenario->export;
 
-	GMB_UNUSED(result);
 	rate_queue_changed(&engine->export);
 	if (--shared->untold == 0) {
 		meter_begin(shared);

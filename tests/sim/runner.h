@@ -9,9 +9,21 @@
 #include <stdint.h>
 
 #include "base/compiler.h"
+#include "sim/sim.h"
 
 /* A rule was broken. Does not return. */
 GMB_NORETURN void model_fail(const char *format, ...) GMB_PRINTF(1, 2);
+
+/* A random number below the limit; 0 if the limit is 0. */
+static inline uint64_t below(uint64_t limit)
+{
+	return limit == 0 ? 0 : sim_random() % limit;
+}
+
+static inline bool percent(uint32_t chance)
+{
+	return below(100) < chance;
+}
 
 struct scenario_result {
 	uint64_t trace;

@@ -28,21 +28,6 @@ enum {
 #define VIRTUAL_NS_MAX	     (UINT64_C(3000) * SECOND_NS)
 #define HANDSHAKE_TIMEOUT_NS (UINT64_C(60) * SECOND_NS)
 
-static uint64_t below(uint64_t limit)
-{
-	return limit == 0 ? 0 : sim_random() % limit;
-}
-
-static bool percent(uint32_t chance)
-{
-	return below(100) < chance;
-}
-
-uint64_t model_random(void)
-{
-	return sim_random();
-}
-
 /* --- exports -------------------------------------------------------------------------------- */
 
 /* Bytes everywhere, and all of them in the page cache. */
@@ -135,8 +120,8 @@ static void choose_export(struct scenario *scenario, uint32_t idx)
 	contents_begin(export);
 }
 
-/* What the lab filter of knobs makes of a store (src/lab). */
-enum progress { PROGRESS_AS_IT_IS, PROGRESS_NONE, PROGRESS_COUNTED };
+/* PROMISED: reads ask for progress that the store does not report. */
+enum progress { PROGRESS_AS_IT_IS, PROGRESS_NONE, PROGRESS_PROMISED };
 
 /* Whether replies begin before the disk has finished, and how it is known what has come. */
 static enum progress choose_synchro(
@@ -169,7 +154,7 @@ static enum progress choose_synchro(
 	if (percent(20)) {
 		return PROGRESS_NONE;
 	}
-	return export->disk == NULL && percent(60) ? PROGRESS_COUNTED : PROGRESS_AS_IT_IS;
+	return export->disk == NULL && percent(60) ? PROGRESS_PROMISED : PROGRESS_AS_IT_IS;
 }
 
 static uint32_t choose_part_size(void)
@@ -224,7 +209,7 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 	store_options_fini(&options);
 	export->store->info.device_cpu = device_cpu;
 	if (progress != PROGRESS_AS_IT_IS) {
-		export->store->info.has_progress = progress == PROGRESS_COUNTED;
+		export->store->info.has_progress = progress == PROGRESS_PROMISED;
 	}
 	if (!export->warm && !export->is_flash && percent(25)) {
 		export->store = producer_open(scenario, export, export->store, percent(50));
@@ -283,7 +268,6 @@ static void session_closed(void *context, const struct peer *peer)
 {
 	struct scenario *scenario = context;
 
-	GMB_UNUSED(peer);
 	scenario->sessions_gone++;
 	scenario_settle(scenario);
 }
@@ -443,7 +427,6 @@ static void drain_deliver(struct ring *ring, struct ring_message *message)
 	struct scenario_service *service =
 		container_of(message, struct scenario_service, drain_message);
 
-	GMB_UNUSED(ring);
 	engine_drain(service->engine, UINT64_C(2000) * SECOND_NS, drained, service);
 }
 
@@ -488,7 +471,6 @@ static void accept_deliver(struct ring *ring, struct ring_message *message)
 {
 	struct accept_message *accept = container_of(message, struct accept_message, message);
 
-	GMB_UNUSED(ring);
 	engine_accept(accept->engine, &(struct endpoint){ .kind = &fairness_kind,
 					      .fd = accept->fd,
 					      .tls = accept->tls,

@@ -199,8 +199,6 @@ void fairness_check(const struct scenario *scenario);
 
 /* traffic.c */
 extern const struct model_ops traffic_ops;
-/* Sends what the connection may send now. */
-void traffic_pump(struct conn *conn);
 
 /* disturb.c: whether and how is drawn. */
 void disturb_disk(struct scenario_export *export);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What the clients of a scenario ask, and what they may be answered. */
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,16 +19,6 @@ enum {
 		1
 		<< 20, /* of a read that may be sent from the page cache; longer ones are copied */
 };
-
-static uint64_t below(uint64_t limit)
-{
-	return limit == 0 ? 0 : model_random() % limit;
-}
-
-static bool percent(uint32_t chance)
-{
-	return below(100) < chance;
-}
 
 /* --- choosing ------------------------------------------------------------------------------- */
 
@@ -363,7 +352,7 @@ static void note_begin(struct conn *conn, struct model_request *request)
 	uint32_t group = (conn->client.flags & MODEL_FLAG_MULTI_CONN) != 0
 				 ? 0
 				 : 1 + (uint32_t)(conn - conn->scenario->conns);
-	uint64_t seed = model_random();
+	uint64_t seed = sim_random();
 
 	request->begin = oracle_now(oracle);
 	request->record = UINT32_MAX;
@@ -452,7 +441,8 @@ static void misbehave(struct conn *conn)
 	}
 }
 
-void traffic_pump(struct conn *conn)
+/* Sends what the connection may send now. */
+static void traffic_pump(struct conn *conn)
 {
 	struct model_client *client = &conn->client;
 

@@ -125,8 +125,24 @@ void arrived(int fd, int bytes)
 
 /* --- running ---------------------------------------------------------------------------------- */
 
-static const struct semantics_case *const parts[] = { data_cases, wait_cases, process_cases,
-	signal_cases };
+enum { CASES_MAX = 100, NAME_BYTES = 40 };
+
+static struct semantics_case {
+	char name[NAME_BYTES];
+	void (*run)(struct pair *pair);
+} cases[CASES_MAX];
+static size_t case_count;
+
+void case_add(const char *name, void (*run)(struct pair *pair))
+{
+	struct semantics_case *added = &cases[case_count++];
+
+	must(case_count <= CASES_MAX && strlen(name) < NAME_BYTES, name);
+	for (size_t i = 0; name[i] != '\0'; i++) {
+		added->name[i] = name[i] == '_' ? '-' : name[i];
+	}
+	added->run = run;
+}
 
 static int only(int fd, int copy)
 {
@@ -220,11 +236,9 @@ int main(int argc, char **argv)
 	if (argc < 2) {
 		return 2;
 	}
-	for (size_t i = 0; i < ARRAY_COUNT(parts); i++) {
-		for (const struct semantics_case *one = parts[i]; one->name != NULL; one++) {
-			if (argc == 2 || strcmp(argv[2], one->name) == 0) {
-				run_in_mode(one, argv[1]);
-			}
+	for (size_t i = 0; i < case_count; i++) {
+		if (argc == 2 || strcmp(argv[2], cases[i].name) == 0) {
+			run_in_mode(&cases[i], argv[1]);
 		}
 	}
 	return 0;

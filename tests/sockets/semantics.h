@@ -24,15 +24,16 @@ struct pair {
 	int server;
 };
 
-struct semantics_case {
-	const char *name; /* NULL: behind the last one */
-	void (*run)(struct pair *pair);
-};
+/* Defines a case, which is "epoll-level" on the command line if its name is epoll_level. */
+#define CASE(name)                                                                                 \
+	static void name(struct pair *pair);                                                       \
+	__attribute__((constructor)) static void case_add_##name(void)                             \
+	{                                                                                          \
+		case_add(#name, name);                                                             \
+	}                                                                                          \
+	static void name(struct pair *pair)
 
-extern const struct semantics_case data_cases[];
-extern const struct semantics_case wait_cases[];
-extern const struct semantics_case process_cases[];
-extern const struct semantics_case signal_cases[];
+void case_add(const char *name, void (*run)(struct pair *pair));
 
 /* One result: errno by name, so that lines can be read. */
 void show(const char *what, long result);

@@ -57,7 +57,7 @@ static ssize_t read_by(int kind, int fd, char *buffer, size_t bytes, int flags)
 	}
 }
 
-static void readers(struct pair *pair)
+CASE(readers)
 {
 	char buffer[64];
 
@@ -74,7 +74,7 @@ static void readers(struct pair *pair)
 	}
 }
 
-static void readers_flags(struct pair *pair)
+CASE(readers_flags)
 {
 	char buffer[64];
 
@@ -103,7 +103,7 @@ static void readers_flags(struct pair *pair)
 }
 
 /* Without data a limit of recvmmsg() does not end it: the kernel looks at it after each message. */
-static void many_messages(struct pair *pair)
+CASE(many_messages)
 {
 	struct timespec limits[] = { { 0, 0 }, { 3600, 0 } };
 	char buffers[3][4];
@@ -167,7 +167,7 @@ static ssize_t write_by(int kind, int fd, const char *text, size_t bytes, int fl
 	}
 }
 
-static void writers(struct pair *pair)
+CASE(writers)
 {
 	static const int flags[] = { 0, MSG_NOSIGNAL, MSG_DONTWAIT, MSG_MORE | MSG_NOSIGNAL };
 	char buffer[64];
@@ -206,7 +206,7 @@ static long spent_ms(void)
 }
 
 /* A look that waits for all of it sleeps meanwhile. */
-static void peeks_for_all(struct pair *pair)
+CASE(peeks_for_all)
 {
 	char buffer[32];
 	pthread_t thread;
@@ -229,7 +229,7 @@ static void peeks_for_all(struct pair *pair)
 	show_bytes("read", buffer, recv(pair->server, buffer, 12, MSG_WAITALL));
 }
 
-static void empty_reads(struct pair *pair)
+CASE(empty_reads)
 {
 	char byte;
 
@@ -243,7 +243,7 @@ static void empty_reads(struct pair *pair)
 
 /* --- ends ------------------------------------------------------------------------------------- */
 
-static void half_close(struct pair *pair)
+CASE(half_close)
 {
 	char buffer[16];
 
@@ -262,7 +262,7 @@ static void half_close(struct pair *pair)
 	show("end", read(pair->client, buffer, sizeof(buffer)));
 }
 
-static void close_with_data(struct pair *pair)
+CASE(close_with_data)
 {
 	char buffer[16];
 
@@ -274,7 +274,7 @@ static void close_with_data(struct pair *pair)
 	show("end", read(pair->server, buffer, sizeof(buffer)));
 }
 
-static void end_for_nonblocking(struct pair *pair)
+CASE(end_for_nonblocking)
 {
 	char buffer[16];
 
@@ -286,7 +286,7 @@ static void end_for_nonblocking(struct pair *pair)
 	show("end", read(pair->server, buffer, sizeof(buffer)));
 }
 
-static void close_unread(struct pair *pair)
+CASE(close_unread)
 {
 	char buffer[16];
 	int error = 0;
@@ -305,11 +305,10 @@ static volatile sig_atomic_t signals;
 
 static void count_signal(int number)
 {
-	(void)number;
 	signals++;
 }
 
-static void broken_pipe(struct pair *pair)
+CASE(broken_pipe)
 {
 	ssize_t sent;
 	int tries = 0;
@@ -330,7 +329,7 @@ static void broken_pipe(struct pair *pair)
 	signal(SIGPIPE, SIG_DFL);
 }
 
-static void shut_for_reading(struct pair *pair)
+CASE(shut_for_reading)
 {
 	char buffer[16];
 
@@ -343,7 +342,7 @@ static void shut_for_reading(struct pair *pair)
 	show_bytes("other way", buffer, read(pair->client, buffer, sizeof(buffer)));
 }
 
-static void shut_both(struct pair *pair)
+CASE(shut_both)
 {
 	char buffer[16];
 
@@ -356,7 +355,7 @@ static void shut_both(struct pair *pair)
 
 /* --- options and control ---------------------------------------------------------------------- */
 
-static void time_outs(struct pair *pair)
+CASE(time_outs)
 {
 	struct timeval limit = { .tv_usec = SHORT_MS * 1000 };
 	char buffer[16];
@@ -368,7 +367,7 @@ static void time_outs(struct pair *pair)
 	show("recv", recv(pair->server, buffer, sizeof(buffer), 0));
 }
 
-static void counts_of_bytes(struct pair *pair)
+CASE(counts_of_bytes)
 {
 	char buffer[16];
 	int bytes = -1;
@@ -385,7 +384,7 @@ static void counts_of_bytes(struct pair *pair)
 	show("bytes", bytes);
 }
 
-static void without_blocking(struct pair *pair)
+CASE(without_blocking)
 {
 	char byte;
 	int on = 1;
@@ -400,7 +399,7 @@ static void without_blocking(struct pair *pair)
 	show_bytes("read", &byte, read(pair->server, &byte, 1));
 }
 
-static void low_water(struct pair *pair)
+CASE(low_water)
 {
 	char buffer[16];
 	int four = 4;
@@ -413,7 +412,7 @@ static void low_water(struct pair *pair)
 	show_bytes("read", buffer, read(pair->server, buffer, sizeof(buffer)));
 }
 
-static void out_of_band(struct pair *pair)
+CASE(out_of_band)
 {
 	char buffer[16];
 
@@ -426,7 +425,7 @@ static void out_of_band(struct pair *pair)
 	show_bytes("read", buffer, recv(pair->server, buffer, 5, MSG_WAITALL));
 }
 
-static void no_delay(struct pair *pair)
+CASE(no_delay)
 {
 	int on = 1;
 	int value = 0;
@@ -444,7 +443,7 @@ static void no_delay(struct pair *pair)
 }
 
 /* Options that were set before there was a connection. */
-static void early_options(struct pair *pair)
+CASE(early_options)
 {
 	static const struct {
 		int level;
@@ -475,7 +474,7 @@ static void early_options(struct pair *pair)
 
 /* Programs look at errno after a series of calls that may have failed or not. Connections begin to
  * be carried within such calls. */
-static void success_leaves_errno(struct pair *pair)
+CASE(success_leaves_errno)
 {
 	struct pair own;
 	struct epoll_event event;
@@ -483,7 +482,6 @@ static void success_leaves_errno(struct pair *pair)
 	int changed = 0;
 	int set;
 
-	(void)pair;
 	connect_pair(&own);
 	set = make_set(own.server, EPOLLIN);
 	for (int i = 0; i < 4 * ROUNDS; i++) {
@@ -503,7 +501,7 @@ static void success_leaves_errno(struct pair *pair)
 	close(own.server);
 }
 
-static void bad_arguments(struct pair *pair)
+CASE(bad_arguments)
 {
 	struct iovec iov = { .iov_base = NULL, .iov_len = 1 };
 
@@ -539,7 +537,7 @@ static void *drain(void *argument)
 	return NULL;
 }
 
-static void much(struct pair *pair)
+CASE(much)
 {
 	struct stream_end end = { .fd = pair->server };
 	uint8_t *bytes = malloc(MUCH_BYTES);
@@ -560,7 +558,7 @@ static void much(struct pair *pair)
 }
 
 /* Both ends in one thread: what TCP's buffers take must be taken. */
-static void ahead(struct pair *pair)
+CASE(ahead)
 {
 	enum { AHEAD_BYTES = 400000 };
 	char *bytes = calloc(1, AHEAD_BYTES);
@@ -576,33 +574,3 @@ static void ahead(struct pair *pair)
 	show("read", (long)got);
 	free(bytes);
 }
-
-/* --- all of them ------------------------------------------------------------------------------ */
-
-const struct semantics_case data_cases[] = {
-	{ "readers", readers },
-	{ "readers-flags", readers_flags },
-	{ "many-messages", many_messages },
-	{ "writers", writers },
-	{ "peeks-for-all", peeks_for_all },
-	{ "empty-reads", empty_reads },
-	{ "half-close", half_close },
-	{ "close-with-data", close_with_data },
-	{ "end-for-nonblocking", end_for_nonblocking },
-	{ "close-unread", close_unread },
-	{ "broken-pipe", broken_pipe },
-	{ "shut-for-reading", shut_for_reading },
-	{ "shut-both", shut_both },
-	{ "time-outs", time_outs },
-	{ "counts-of-bytes", counts_of_bytes },
-	{ "without-blocking", without_blocking },
-	{ "low-water", low_water },
-	{ "out-of-band", out_of_band },
-	{ "no-delay", no_delay },
-	{ "early-options", early_options },
-	{ "success-leaves-errno", success_leaves_errno },
-	{ "bad-arguments", bad_arguments },
-	{ "much", much },
-	{ "ahead", ahead },
-	{ NULL, NULL },
-};

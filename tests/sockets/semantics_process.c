@@ -30,7 +30,7 @@ enum { SHELL_FD = 9 /* all that every shell can name */ };
 
 /* --- descriptors ------------------------------------------------------------------------------ */
 
-static void copies(struct pair *pair)
+CASE(copies)
 {
 	int copy = dup(pair->server);
 	int second = fcntl(pair->server, F_DUPFD_CLOEXEC, 100);
@@ -54,7 +54,7 @@ static void copies(struct pair *pair)
 	pair->server = -1;
 }
 
-static void replaced(struct pair *pair)
+CASE(replaced)
 {
 	int ends[2];
 	char buffer[16];
@@ -69,7 +69,7 @@ static void replaced(struct pair *pair)
 }
 
 /* Closed by a call that the C library does not know of: the number is another socket's. */
-static void closed_unseen(struct pair *pair)
+CASE(closed_unseen)
 {
 	struct linger linger = { 0 };
 	socklen_t length = sizeof(linger);
@@ -95,7 +95,7 @@ static void closed_unseen(struct pair *pair)
 }
 
 /* The C library's own streams. */
-static void standard_input(struct pair *pair)
+CASE(standard_input)
 {
 	int old = dup(STDIN_FILENO);
 	char line[32];
@@ -107,7 +107,7 @@ static void standard_input(struct pair *pair)
 	close(old);
 }
 
-static void closed_range(struct pair *pair)
+CASE(closed_range)
 {
 	char byte;
 	int high = fcntl(pair->server, F_DUPFD_CLOEXEC, 200);
@@ -119,7 +119,7 @@ static void closed_range(struct pair *pair)
 	show("end", read(pair->client, &byte, 1));
 }
 
-static void streams(struct pair *pair)
+CASE(streams)
 {
 	FILE *in = fdopen(dup(pair->server), "r");
 	FILE *out = fdopen(dup(pair->server), "w");
@@ -136,7 +136,7 @@ static void streams(struct pair *pair)
 	show("fclose", fclose(out));
 }
 
-static void files(struct pair *pair)
+CASE(files)
 {
 	char path[] = "/tmp/clan-semantics-XXXXXX";
 	int file = mkstemp(path);
@@ -156,7 +156,7 @@ static void files(struct pair *pair)
 	close(file);
 }
 
-static void spliced(struct pair *pair)
+CASE(spliced)
 {
 	int ends[2];
 	char buffer[16];
@@ -171,7 +171,7 @@ static void spliced(struct pair *pair)
 	close(ends[1]);
 }
 
-static void passed(struct pair *pair)
+CASE(passed)
 {
 	union {
 		struct cmsghdr head;
@@ -213,7 +213,7 @@ static void *write_later(void *argument)
 	return NULL;
 }
 
-static void two_threads(struct pair *pair)
+CASE(two_threads)
 {
 	int set = make_set(pair->client, EPOLLIN);
 	char buffer[16];
@@ -244,7 +244,7 @@ static void *read_blocked(void *argument)
 }
 
 /* While one thread reads, another makes a stream of it. */
-static void left_while_read(struct pair *pair)
+CASE(left_while_read)
 {
 	pthread_t thread;
 	FILE *stream;
@@ -269,7 +269,7 @@ static void *read_until_cancelled(void *argument)
 }
 
 /* Who sleeps afterwards sleeps: nothing waits for the thread. */
-static void cancelled(struct pair *pair)
+CASE(cancelled)
 {
 	struct rusage before;
 	struct rusage after;
@@ -327,10 +327,9 @@ static void *call_when_cancelled(void *argument)
 
 /* A thread that need not sleep is cancelled as well, before the call does anything. Not under
  * AddressSanitizer, which takes the frames that are left then for living ones. */
-static void cancelled_before(struct pair *pair)
+CASE(cancelled_before)
 {
 #ifdef __SANITIZE_ADDRESS__
-	(void)pair;
 	(void)call_when_cancelled;
 #else
 	int set = make_set(pair->server, EPOLLIN | EPOLLOUT);
@@ -394,10 +393,9 @@ static void cancel_sleepers(struct pair *pair)
 }
 
 /* What a thread that is cancelled has allocated is freed: not under AddressSanitizer, as above. */
-static void cancelled_polls(struct pair *pair)
+CASE(cancelled_polls)
 {
 #ifdef __SANITIZE_ADDRESS__
-	(void)pair;
 	(void)cancel_sleepers;
 #else
 	size_t before;
@@ -409,7 +407,7 @@ static void cancelled_polls(struct pair *pair)
 #endif
 }
 
-static void child_uses(struct pair *pair)
+CASE(child_uses)
 {
 	char buffer[16];
 	int status;
@@ -433,7 +431,7 @@ static void child_uses(struct pair *pair)
 	show("end", read(pair->client, buffer, sizeof(buffer)));
 }
 
-static void parent_goes_on(struct pair *pair)
+CASE(parent_goes_on)
 {
 	char buffer[16];
 	pid_t pid;
@@ -450,7 +448,7 @@ static void parent_goes_on(struct pair *pair)
 }
 
 /* A connection that two processes use. */
-static void both_processes(struct pair *pair)
+CASE(both_processes)
 {
 	char buffer[16];
 	int status;
@@ -553,7 +551,7 @@ static short wait_in_kernel(int fd, short events)
 }
 
 /* A program that only writes. */
-static void written_to_the_closed(struct pair *pair)
+CASE(written_to_the_closed)
 {
 	struct peer peer;
 
@@ -585,7 +583,6 @@ static void *fork_once(void *argument)
 {
 	pid_t pid = fork();
 
-	(void)argument;
 	if (pid == 0) {
 		_exit(0);
 	}
@@ -633,7 +630,7 @@ static bool fork_holds_up(const struct pair *own)
 
 /* While a fork waits for a peer that makes no call, other threads go on. A thread that has got no
  * processor for so long tries again. */
-static void fork_beside(struct pair *pair)
+CASE(fork_beside)
 {
 	static bool registered;
 	bool holds_up = true;
@@ -655,7 +652,7 @@ static void fork_beside(struct pair *pair)
 	end_peer(&peer);
 }
 
-static void shell_inherits(struct pair *pair)
+CASE(shell_inherits)
 {
 	char buffer[16];
 
@@ -763,7 +760,7 @@ static void connect_again(struct pair *pair)
 	warm(pair);
 }
 
-static void programs_go_on(struct pair *pair)
+CASE(programs_go_on)
 {
 	write_late_from(pair, "posix_spawn", spawn_late);
 	connect_again(pair);
@@ -777,7 +774,7 @@ static void programs_go_on(struct pair *pair)
 	write_late_from(pair, "exec", execute_late);
 }
 
-static void exec_inherits(struct pair *pair)
+CASE(exec_inherits)
 {
 	char buffer[16];
 	pid_t pid;
@@ -794,31 +791,3 @@ static void exec_inherits(struct pair *pair)
 	show_bytes("recv", buffer, recv(pair->client, buffer, 4, MSG_WAITALL));
 	show_bytes("read", buffer, read(pair->server, buffer, sizeof(buffer)));
 }
-
-/* --- all of them ------------------------------------------------------------------------------ */
-
-const struct semantics_case process_cases[] = {
-	{ "copies", copies },
-	{ "replaced", replaced },
-	{ "closed-unseen", closed_unseen },
-	{ "standard-input", standard_input },
-	{ "closed-range", closed_range },
-	{ "streams", streams },
-	{ "files", files },
-	{ "spliced", spliced },
-	{ "passed", passed },
-	{ "two-threads", two_threads },
-	{ "left-while-read", left_while_read },
-	{ "cancelled", cancelled },
-	{ "cancelled-before", cancelled_before },
-	{ "cancelled-polls", cancelled_polls },
-	{ "child-uses", child_uses },
-	{ "parent-goes-on", parent_goes_on },
-	{ "both-processes", both_processes },
-	{ "written-to-the-closed", written_to_the_closed },
-	{ "fork-beside", fork_beside },
-	{ "shell-inherits", shell_inherits },
-	{ "exec-inherits", exec_inherits },
-	{ "programs-go-on", programs_go_on },
-	{ NULL, NULL },
-};

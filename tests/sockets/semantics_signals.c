@@ -7,9 +7,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
@@ -66,7 +64,6 @@ static void make_in_handler(int number)
 	int ends[2];
 	int to = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
-	(void)number;
 	check(connect(to, (struct sockaddr *)&use.name, use.name_bytes) == 0);
 	check_made(accept(use.listener, NULL, NULL));
 	check_made(to);
@@ -89,7 +86,6 @@ static void fork_in_handler(int number)
 	char byte;
 	pid_t pid = fork();
 
-	(void)number;
 	if (pid == 0) {
 		_exit(write(use.own.client, "c", 1) == 1 ? 0 : 1);
 	}
@@ -143,7 +139,7 @@ static void interrupt_again_and_again(
 	must(signal(SIGALRM, SIG_DFL) == handler, "the handler");
 }
 
-static void handlers(struct pair *pair)
+CASE(handlers)
 {
 	wrong = 0;
 	prepare(pair);
@@ -153,7 +149,7 @@ static void handlers(struct pair *pair)
 }
 
 /* Each time with connections that have not been given back. */
-static void handlers_fork(struct pair *pair)
+CASE(handlers_fork)
 {
 	wrong = 0;
 	for (int i = 0; i < FORKS; i++) {
@@ -171,7 +167,7 @@ static void handlers_fork(struct pair *pair)
 }
 
 /* A handler that is there for one signal, and what the other calls say of it. */
-static void handlers_once(struct pair *pair)
+CASE(handlers_once)
 {
 	struct sigaction action = { .sa_handler = make_in_handler, .sa_flags = (int)SA_RESETHAND };
 	struct sigaction found;
@@ -208,7 +204,6 @@ static volatile sig_atomic_t nested;
 
 static void count_nested(int number)
 {
-	(void)number;
 	nested++;
 }
 
@@ -217,7 +212,6 @@ static void raise_in_handler(int number)
 {
 	int before = nested;
 
-	(void)number;
 	check(raise(SIGWINCH) == 0 && nested == before + 1);
 	runs++;
 }
@@ -239,7 +233,7 @@ static timer_t start_timer(int number, long period_ns)
 }
 
 /* A signal that only the mask of the call lets in, which does not wait. */
-static void handlers_masked(struct pair *pair)
+CASE(handlers_masked)
 {
 	struct pollfd one = { .fd = pair->server, .events = POLLIN };
 	const struct timespec now = { 0 };
@@ -268,7 +262,7 @@ static void handlers_masked(struct pair *pair)
 }
 
 /* Handlers that interrupt one that cannot wait. */
-static void handlers_nest(struct pair *pair)
+CASE(handlers_nest)
 {
 	timer_t timer;
 
@@ -295,12 +289,11 @@ static pid_t forked;
 /* Parent and child go on where they were. */
 static void fork_and_return(int number)
 {
-	(void)number;
 	forked = fork();
 	check(write(use.used->client, "f", 1) == 1);
 }
 
-static void handlers_fork_and_return(struct pair *pair)
+CASE(handlers_fork_and_return)
 {
 	struct sigaction action = { .sa_handler = fork_and_return, .sa_flags = SA_RESTART };
 	struct itimerval soon = { .it_value.tv_usec = SHORT_MS * 1000 };
@@ -337,7 +330,7 @@ static void replace_self(const struct pair *pair)
 	execlp("grep", "grep", "-q", "^SigBlk:.*[^0[:space:]]", "/proc/self/status", (char *)NULL);
 }
 
-static void handlers_exec(struct pair *pair)
+CASE(handlers_exec)
 {
 	int status = -1;
 	pid_t pid;
@@ -351,16 +344,3 @@ static void handlers_exec(struct pair *pair)
 	must(waitpid(pid, &status, 0) == pid, "wait");
 	show("none is blocked", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
 }
-
-/* --- all of them ------------------------------------------------------------------------------ */
-
-const struct semantics_case signal_cases[] = {
-	{ "handlers", handlers },
-	{ "handlers-fork", handlers_fork },
-	{ "handlers-masked", handlers_masked },
-	{ "handlers-nest", handlers_nest },
-	{ "handlers-fork-and-return", handlers_fork_and_return },
-	{ "handlers-once", handlers_once },
-	{ "handlers-exec", handlers_exec },
-	{ NULL, NULL },
-};

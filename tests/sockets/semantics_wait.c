@@ -22,7 +22,7 @@
 #include "base/compiler.h"
 #include "semantics.h"
 
-static void polling(struct pair *pair)
+CASE(polling)
 {
 	struct pollfd both[3] = { { .fd = pair->server, .events = POLLIN | POLLRDHUP },
 		{ .fd = pair->client, .events = POLLIN | POLLOUT },
@@ -57,7 +57,7 @@ static void polling(struct pair *pair)
 	show("server", both[0].revents);
 }
 
-static void selecting(struct pair *pair)
+CASE(selecting)
 {
 	struct timeval limit = { .tv_usec = SHORT_MS * 1000 };
 	struct timespec none = { 0 };
@@ -93,7 +93,7 @@ static void selecting(struct pair *pair)
 }
 
 /* Descriptors above FD_SETSIZE, in sets of the program's own making. */
-static void selecting_high(struct pair *pair)
+CASE(selecting_high)
 {
 	enum { HIGH = 1500 };
 	struct timeval limit = { .tv_sec = WAIT_MS / 1000 };
@@ -138,7 +138,7 @@ static void select_of_all(int fd)
 }
 
 /* In a process of its own, which has no high descriptors. */
-static void selecting_all(struct pair *pair)
+CASE(selecting_all)
 {
 	enum { LIMIT = 8192 };
 	struct rlimit files;
@@ -190,7 +190,7 @@ int make_set(int fd, uint32_t events)
 	return set;
 }
 
-static void epoll_level(struct pair *pair)
+CASE(epoll_level)
 {
 	struct epoll_event event = { .events = EPOLLIN | EPOLLOUT, .data.u32 = 8 };
 	int set = make_set(pair->server, EPOLLIN | EPOLLRDHUP);
@@ -222,7 +222,7 @@ static void epoll_level(struct pair *pair)
 	close(set);
 }
 
-static void epoll_edge(struct pair *pair)
+CASE(epoll_edge)
 {
 	int set = make_set(pair->server, EPOLLIN | EPOLLRDHUP | EPOLLET);
 	char buffer[16];
@@ -244,7 +244,7 @@ static void epoll_edge(struct pair *pair)
 	close(set);
 }
 
-static void epoll_edge_out(struct pair *pair)
+CASE(epoll_edge_out)
 {
 	static char block[65536];
 	int set;
@@ -266,7 +266,7 @@ static void epoll_edge_out(struct pair *pair)
 	close(set);
 }
 
-static void epoll_once(struct pair *pair)
+CASE(epoll_once)
 {
 	struct epoll_event event = { .events = EPOLLIN | EPOLLONESHOT, .data.u32 = 9 };
 	int set = make_set(pair->server, EPOLLIN | EPOLLONESHOT);
@@ -284,7 +284,7 @@ static void epoll_once(struct pair *pair)
 }
 
 /* The members are carried while they are in the set. */
-static void epoll_before(struct pair *pair)
+CASE(epoll_before)
 {
 	int set;
 	char byte;
@@ -312,7 +312,7 @@ static void epoll_before(struct pair *pair)
 	close(set);
 }
 
-static void epoll_closed(struct pair *pair)
+CASE(epoll_closed)
 {
 	int set = make_set(pair->server, EPOLLIN);
 
@@ -324,7 +324,7 @@ static void epoll_closed(struct pair *pair)
 }
 
 /* A set keeps a closed descriptor while a copy of it is open. */
-static void epoll_copy(struct pair *pair)
+CASE(epoll_copy)
 {
 	int copy = dup(pair->server);
 	int set = make_set(pair->server, EPOLLIN);
@@ -343,7 +343,7 @@ static void epoll_copy(struct pair *pair)
 	pair->server = -1;
 }
 
-static void epoll_nested(struct pair *pair)
+CASE(epoll_nested)
 {
 	int inner = make_set(pair->server, EPOLLIN);
 	int outer = make_set(inner, EPOLLIN);
@@ -372,7 +372,7 @@ static void *write_both_ways(void *argument)
 }
 
 /* Longer than a clock can count. */
-static void endless(struct pair *pair)
+CASE(endless)
 {
 	const struct timespec endless = { .tv_sec = INT64_MAX };
 	struct pollfd server = { .fd = pair->server, .events = POLLIN };
@@ -417,7 +417,7 @@ static void show_woken(struct sleeper *sleeper)
 }
 
 /* One thread waits, another changes what it waits for. */
-static void epoll_changed(struct pair *pair)
+CASE(epoll_changed)
 {
 	struct sleeper sleeper = { .set = make_set(pair->server, EPOLLIN | EPOLLONESHOT) };
 	char bytes[8];
@@ -442,7 +442,7 @@ static void epoll_changed(struct pair *pair)
 	close(sleeper.set);
 }
 
-static void epoll_polled(struct pair *pair)
+CASE(epoll_polled)
 {
 	int set = make_set(pair->server, EPOLLIN);
 	pthread_t thread;
@@ -469,7 +469,6 @@ static int signal_fd;
 
 static void write_in_handler(int number)
 {
-	(void)number;
 	if (++signals == 1 && signal_fd >= 0 && write(signal_fd, "s", 1) != 1) {
 		abort();
 	}
@@ -496,7 +495,7 @@ static void show_interrupted(void)
 	show("interrupted", signals > 0);
 }
 
-static void interrupted(struct pair *pair)
+CASE(interrupted)
 {
 	struct pollfd one = { .fd = pair->server, .events = POLLIN };
 	struct sigaction crash = { .sa_handler = _exit };
@@ -516,7 +515,7 @@ static void interrupted(struct pair *pair)
 }
 
 /* A send with a timeout ends at a signal, whatever the signal's handler says. */
-static void interrupted_send(struct pair *pair)
+CASE(interrupted_send)
 {
 	static char bytes[16 << 20];
 	struct timeval limit = { .tv_sec = 20 };
@@ -531,26 +530,3 @@ static void interrupted_send(struct pair *pair)
 	show_interrupted();
 	signal(SIGALRM, SIG_DFL);
 }
-
-/* --- all of them ------------------------------------------------------------------------------ */
-
-const struct semantics_case wait_cases[] = {
-	{ "polling", polling },
-	{ "selecting", selecting },
-	{ "endless", endless },
-	{ "selecting-high", selecting_high },
-	{ "selecting-all", selecting_all },
-	{ "epoll-level", epoll_level },
-	{ "epoll-edge", epoll_edge },
-	{ "epoll-edge-out", epoll_edge_out },
-	{ "epoll-once", epoll_once },
-	{ "epoll-before", epoll_before },
-	{ "epoll-closed", epoll_closed },
-	{ "epoll-copy", epoll_copy },
-	{ "epoll-nested", epoll_nested },
-	{ "epoll-polled", epoll_polled },
-	{ "epoll-changed", epoll_changed },
-	{ "interrupted", interrupted },
-	{ "interrupted-send", interrupted_send },
-	{ NULL, NULL },
-};

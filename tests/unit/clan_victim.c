@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "clan_victim.h"
+#include "unit.h"
 
 static const struct world_kind kinds[] = {
 	{ "futex", 0, CLAN_BELL_FUTEX },
@@ -132,23 +133,7 @@ int sealed_memfd(size_t bytes)
 	return fd;
 }
 
-enum { KINDS = 3, TESTS_MAX = 32 };
-
-int victim_run(const char *name, const struct victim_test *tests, size_t count)
+int main(void)
 {
-	static struct CMUnitTest list[KINDS * TESTS_MAX];
-	static char names[KINDS * TESTS_MAX][80];
-
-	assert_true(count <= TESTS_MAX);
-	for (size_t i = 0; i < KINDS * count; i++) {
-		const struct world_kind *kind = &kinds[i / count];
-
-		snprintf(names[i], sizeof(names[i]), "%s: %s", kind->name, tests[i % count].name);
-		list[i] = (struct CMUnitTest){
-			.name = names[i],
-			.test_func = tests[i % count].function,
-			.initial_state = (void *)(uintptr_t)kind,
-		};
-	}
-	return _cmocka_run_group_tests(name, list, KINDS * count, NULL, NULL);
+	return unit_run_kinds(kinds, sizeof(kinds[0]), ARRAY_COUNT(kinds));
 }

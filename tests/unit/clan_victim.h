@@ -3,6 +3,8 @@
  * A victim of hostile peers: a listener, and two connections of its own that must go on to talk
  * whatever a stranger does. Counts what must not grow.
  *
+ * The main() here runs the program's tests for each way to wait.
+ *
  * Threading: one thread. Ownership: victim_open() to victim_close(). Errors: a test fails.
  */
 #pragma once
@@ -32,10 +34,3 @@ void wait_for_end(struct victim *victim, struct hostile *hostile);
 /* Memfds of the hostile peer's. */
 int unsealed_memfd(size_t bytes);
 int sealed_memfd(size_t bytes);
-
-/* Runs the tests for each way to wait. */
-struct victim_test {
-	const char *name;
-	CMUnitTestFunction function;
-};
-int victim_run(const char *name, const struct victim_test *tests, size_t count);

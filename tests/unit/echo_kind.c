@@ -77,7 +77,6 @@ static void echo_flush(struct session *base, bool alone)
 {
 	struct echo_session *session = of(base);
 
-	GMB_UNUSED(alone);
 	session->iov.iov_base = session->data + session->sent;
 	session->iov.iov_len = session->bytes - session->sent;
 	session->message = (struct msghdr){ .msg_iov = &session->iov, .msg_iovlen = 1 };

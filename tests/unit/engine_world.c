@@ -9,7 +9,6 @@ static void endpoint_closed(void *context, const struct peer *peer)
 {
 	struct world *world = context;
 
-	GMB_UNUSED(peer);
 	world->gone++;
 }
 
@@ -17,7 +16,6 @@ static int device_map(void *context, uint64_t bytes, uint8_t **base_out)
 {
 	void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-	GMB_UNUSED(context);
 	assert_ptr_not_equal(base, MAP_FAILED);
 	*base_out = base;
 	return 0;
@@ -25,7 +23,6 @@ static int device_map(void *context, uint64_t bytes, uint8_t **base_out)
 
 static void device_unmap(void *context, uint8_t *base, uint64_t bytes)
 {
-	GMB_UNUSED(context);
 	(void)munmap(base, bytes);
 }
 

@@ -2,7 +2,6 @@
 #include "fi_world.h"
 
 #include <netinet/in.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"

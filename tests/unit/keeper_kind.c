@@ -39,7 +39,6 @@ static void look(struct ring_op *op, int result)
 	struct keeper *keeper = container_of(op, struct keeper, op);
 	char go = 's';
 
-	GMB_UNUSED(result);
 	if (atomic_load_explicit(&keeper->start->cancelled, memory_order_relaxed)) {
 		store_started(&keeper->base,
 			error_set(&keeper->start->error, -ECANCELED, "it was not waited for"));
@@ -89,7 +88,7 @@ static void keeper_submit(struct store_queue *queue, struct store_part *part)
 	GMB_ASSERT(queue->ring == keeper->start->ring);
 	keeper->counters.parts++;
 	keeper->counters.sent += part->top->ring != queue->ring;
-	keeper->counters.anonymous += part->hints.requester == 0;
+	keeper->counters.anonymous += part->requester == 0;
 	if (part->offset + part->length > atomic_load(&keeper->size)) {
 		result = -EIO;
 	} else if (part->op == STORE_READ) {
@@ -127,7 +126,6 @@ static int keeper_open(struct store *store, const struct store_options *options,
 	uint64_t size;
 	int result = parse_path_size(options->path, &size, error);
 
-	GMB_UNUSED(config);
 	if (result < 0) {
 		return result;
 	}

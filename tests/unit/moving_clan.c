@@ -4,7 +4,6 @@
  * a peer's regions, and whose puts and gets end later, in any order, and never when the connection
  * is closed before. Networks that are so by themselves are left alone.
  */
-#include <errno.h>
 #include <gmblock/clan_memory.h>
 #include <stdbool.h>
 #include <stdlib.h>

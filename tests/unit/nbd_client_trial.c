@@ -188,7 +188,6 @@ static void on_hole(
 {
 	struct subject *subject = (struct subject *)call;
 
-	GMB_UNUSED(client);
 	GMB_ASSERT(call->type == NBD_CMD_READ && length > 0);
 	GMB_ASSERT(range_inside(offset - call->offset, length, call->length));
 	subject->story = model_story_hole(subject->story, offset, length);
@@ -199,7 +198,6 @@ static void on_extent(
 {
 	struct subject *subject = (struct subject *)call;
 
-	GMB_UNUSED(client);
 	GMB_ASSERT(call->type == NBD_CMD_BLOCK_STATUS && length > 0);
 	GMB_ASSERT(range_inside(call->covered, length, call->length));
 	subject->story = model_story_extent(subject->story, length, flags);
@@ -314,8 +312,6 @@ static void run_end(struct run *run)
 	bool was_sent;
 
 	run->outcome->moved_bytes = run->client.moved_bytes;
-	run->outcome->out_of_order = run->client.out_of_order;
-	run->outcome->received_payload_bytes = run->client.received_payload_bytes;
 	while ((call = nbd_client_take_back(&run->client, &was_sent)) != NULL) {
 		struct subject *subject = (struct subject *)call;
 

@@ -69,8 +69,6 @@ struct trial_outcome {
 	int results[TRIAL_CALLS_MAX];			   /* of those that are done; else 1 */
 	char said[TRIAL_CALLS_MAX][NBD_CLIENT_TEXT_BYTES]; /* client->text when it was done */
 	uint64_t moved_bytes;
-	uint64_t out_of_order;
-	uint64_t received_payload_bytes;
 };
 
 /* The cookie that the client will give to call i: those of one client are known in advance here.

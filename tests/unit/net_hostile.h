@@ -26,10 +26,6 @@ struct hostile {
 	void *carrier;
 };
 
-/* Tests of the transport alone, in its carrier's file. */
-extern const struct CMUnitTest hostile_tests[];
-extern const size_t hostile_test_count;
-
 /* --- test_clan_net.c -------------------------------------------------------------------------- */
 
 extern const struct world_kind *const hostile_world; /* of the transport */
@@ -45,7 +41,8 @@ struct clan_conn *hostile_accepted(struct hostile *hostile, struct world *world)
 /* The world's own connection still works. */
 void honest_works(struct world *world);
 
-/* --- the carrier's file ----------------------------------------------------------------------- */
+/* --- the carrier's file, which also has tests of its own
+ * ----------------------------------------------------------------------- */
 
 struct hostile *hostile_create(void);
 void hostile_destroy(struct hostile *hostile);

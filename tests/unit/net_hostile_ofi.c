@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "net_hostile.h"
+#include "unit.h"
 
 const char *const hostile_scheme = "ofi";
 const char *const hostile_network = "ofi:127.0.0.1:0?provider=tcp";
@@ -130,7 +131,7 @@ static struct fid_ep *ep_of(struct hostile *hostile)
 /* --- what a peer can do with libfabric alone -------------------------------------------------- */
 
 /* Keys are numbers, and a write names one: those that were not told are not found. */
-static void guessed_keys_reach_nothing(void **state)
+TEST(guessed_keys_reach_nothing)
 {
 	uint8_t bytes[64];
 	struct clan_event event;
@@ -138,7 +139,6 @@ static void guessed_keys_reach_nothing(void **state)
 	struct world world;
 	uint8_t *base;
 
-	(void)state;
 	memset(bytes, 'x', sizeof(bytes));
 	world_open(&world, hostile_world, NULL);
 	region = world_region(&world, WORLD_SERVER, 4096, CLAN_READ | CLAN_WRITE, &base, &event);
@@ -170,13 +170,12 @@ static void guessed_keys_reach_nothing(void **state)
 
 /* Receives are taken again before anything is given back, so a peer that counts no credits could
  * keep the queue at its frames for ever. */
-static void floods_of_frames_end(void **state)
+TEST(floods_of_frames_end)
 {
 	struct hostile *hostile = hostile_create();
 	struct clan_conn *conn;
 	struct world world;
 
-	(void)state;
 	world_open(&world, hostile_world, NULL);
 	conn = hostile_accepted(hostile, &world);
 	frame_begin(hostile);
@@ -194,9 +193,3 @@ static void floods_of_frames_end(void **state)
 	honest_works(&world);
 	world_close(&world);
 }
-
-const struct CMUnitTest hostile_tests[] = {
-	cmocka_unit_test(guessed_keys_reach_nothing),
-	cmocka_unit_test(floods_of_frames_end),
-};
-const size_t hostile_test_count = ARRAY_COUNT(hostile_tests);

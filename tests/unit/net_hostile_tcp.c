@@ -11,6 +11,7 @@
 #include "clan/tcp.h"
 
 #include "net_hostile.h"
+#include "unit.h"
 
 const char *const hostile_scheme = "tcp";
 const char *const hostile_network = "tcp:127.0.0.1:0";
@@ -256,11 +257,10 @@ static const char *break_head(struct victim *victim, int way)
 	return rule;
 }
 
-static void heads_are_checked(void **state)
+TEST(heads_are_checked)
 {
 	const char *rule = "";
 
-	(void)state;
 	for (int way = 0; rule != NULL; way++) {
 		struct victim victim;
 
@@ -274,13 +274,12 @@ static void heads_are_checked(void **state)
 }
 
 /* Until the peer has said that a cookie is used no more it may finish, and then no byte arrives. */
-static void nothing_is_put_after_a_revocation(void **state)
+TEST(nothing_is_put_after_a_revocation)
 {
 	struct tcp_access_head head;
 	struct net_revoke revoked;
 	struct victim victim;
 
-	(void)state;
 	victim_open(&victim, CLAN_WRITE, 0);
 	head = access_head(&victim, TCP_WRITE, 4);
 	revoked = (struct net_revoke){ .slot = head.head.slot, .generation = head.generation };
@@ -300,12 +299,11 @@ static void nothing_is_put_after_a_revocation(void **state)
 	victim_close(&victim);
 }
 
-static void a_cookie_for_once_is_used_once(void **state)
+TEST(a_cookie_for_once_is_used_once)
 {
 	struct tcp_access_head head;
 	struct victim victim;
 
-	(void)state;
 	victim_open(&victim, CLAN_WRITE, CLAN_COOKIE_ONCE);
 	head = access_head(&victim, TCP_WRITE, 4);
 	for (int i = 0; i < 2; i++) {
@@ -317,9 +315,8 @@ static void a_cookie_for_once_is_used_once(void **state)
 }
 
 /* Who reads and does not take the answer cannot give the cookie, or the region, back. */
-static void what_is_read_is_not_given_back(void **state)
+TEST(what_is_read_is_not_given_back)
 {
-	(void)state;
 	for (int way = 0; way < 2; way++) {
 		struct net_region_answer ended = { .region = 0, .generation = 1 };
 		struct tcp_access_head head;
@@ -355,13 +352,12 @@ static void what_is_read_is_not_given_back(void **state)
 }
 
 /* Half of a put has come when its sender goes. */
-static void a_put_that_is_cut_ends_there(void **state)
+TEST(a_put_that_is_cut_ends_there)
 {
 	struct tcp_access_head head;
 	uint8_t bytes[5000];
 	struct victim victim;
 
-	(void)state;
 	memset(bytes, 'x', sizeof(bytes));
 	victim_open(&victim, CLAN_WRITE, 0);
 	head = access_head(&victim, TCP_WRITE, 2 * sizeof(bytes));
@@ -379,13 +375,15 @@ static void a_put_that_is_cut_ends_there(void **state)
 struct expected {
 	const uint8_t *base;
 	size_t bytes;
+	uint32_t checks;
 };
 
 static int is_expected(void *context, const void *memory, size_t bytes)
 {
-	const struct expected *expected = context;
+	struct expected *expected = context;
 	size_t at = (size_t)((const uint8_t *)memory - expected->base);
 
+	expected->checks++;
 	return at <= expected->bytes && bytes <= expected->bytes - at;
 }
 
@@ -399,16 +397,15 @@ static void expect_bytes(struct victim *victim, const uint8_t *at, const char *b
 }
 
 /* The cookie is for half of the region, the program expects a few bytes of it. */
-static void a_put_is_expected_until_its_end(void **state)
+TEST(a_put_is_expected_until_its_end)
 {
-	(void)state;
 	for (int way = 0; way < 3; way++) {
 		struct tcp_access_head head;
 		struct expected expected;
 		struct victim victim;
 
 		victim_open(&victim, CLAN_WRITE, 0);
-		expected = (struct expected){ victim.base + 100, 4 };
+		expected = (struct expected){ victim.base + 100, 4, 0 };
 		clan_conn_set_context(victim.conn, &expected);
 		clan_conn_check_puts(victim.conn, is_expected);
 		head = access_head(&victim, TCP_WRITE, 4);
@@ -432,8 +429,43 @@ static void a_put_is_expected_until_its_end(void **state)
 	}
 }
 
+/* A check of the program can take long, so a turn ends after some. */
+TEST(small_puts_leave_others_their_turn)
+{
+	enum { PUTS = 4000, PUT_BYTES = sizeof(struct tcp_access_head) + 1, CHECKS_MAX = 2000 };
+	const int room = PUTS * PUT_BYTES;
+	uint8_t *stream = malloc(PUTS * PUT_BYTES);
+	struct tcp_access_head head;
+	struct expected expected;
+	struct victim victim;
+	uint32_t before;
+
+	assert_non_null(stream);
+	victim_open(&victim, CLAN_WRITE, 0);
+	expected = (struct expected){ victim.base, 1, 0 };
+	clan_conn_set_context(victim.conn, &expected);
+	clan_conn_check_puts(victim.conn, is_expected);
+	head = access_head(&victim, TCP_WRITE, 1);
+	for (int i = 0; i < PUTS; i++) {
+		memcpy(stream + i * PUT_BYTES, &head, sizeof(head));
+		stream[(i + 1) * PUT_BYTES - 1] = 'x';
+	}
+	assert_int_equal(
+		setsockopt(fd_of(victim.hostile), SOL_SOCKET, SO_SNDBUF, &room, sizeof(room)), 0);
+	send_bytes(&victim, stream, PUTS * PUT_BYTES);
+	while (expected.checks < PUTS) {
+		struct clan_event event;
+
+		before = expected.checks;
+		assert_true(clan_queue_wait(victim.world.queues[WORLD_SERVER], &event, 1, 0) >= 0);
+		assert_in_range(expected.checks - before, 0, CHECKS_MAX);
+	}
+	victim_close(&victim);
+	free(stream);
+}
+
 /* Puts, messages and a get, cut at every byte; what follows a put is seen after it. */
-static void one_byte_at_a_time(void **state)
+TEST(one_byte_at_a_time)
 {
 	uint8_t stream[256];
 	struct net_record_head record = {
@@ -447,7 +479,6 @@ static void one_byte_at_a_time(void **state)
 	char text[9] = "";
 	size_t count = 0;
 
-	(void)state;
 	victim_open(&victim, CLAN_WRITE, 0);
 	head = access_head(&victim, TCP_WRITE, 11);
 	memcpy(stream, &head, sizeof(head));
@@ -475,9 +506,8 @@ static void one_byte_at_a_time(void **state)
 }
 
 /* A connector that reaches something else is told so. */
-static void what_listens_there_is_something_else(void **state)
+TEST(what_listens_there_is_something_else)
 {
-	(void)state;
 	for (int way = 0; way < 2; way++) {
 		struct sockaddr_in address = { .sin_family = AF_INET };
 		socklen_t length = sizeof(address);
@@ -516,15 +546,3 @@ static void what_listens_there_is_something_else(void **state)
 		world_close(&world);
 	}
 }
-
-const struct CMUnitTest hostile_tests[] = {
-	cmocka_unit_test(heads_are_checked),
-	cmocka_unit_test(nothing_is_put_after_a_revocation),
-	cmocka_unit_test(a_cookie_for_once_is_used_once),
-	cmocka_unit_test(what_is_read_is_not_given_back),
-	cmocka_unit_test(a_put_that_is_cut_ends_there),
-	cmocka_unit_test(a_put_is_expected_until_its_end),
-	cmocka_unit_test(one_byte_at_a_time),
-	cmocka_unit_test(what_listens_there_is_something_else),
-};
-const size_t hostile_test_count = ARRAY_COUNT(hostile_tests);

@@ -85,8 +85,6 @@ void reactor_world_accept(struct reactor_world *world)
 
 static void nothing(struct engine *engine, void *context)
 {
-	GMB_UNUSED(engine);
-	GMB_UNUSED(context);
 }
 
 /* As the server does it: all have drained, and are done with each other, before the first goes. */

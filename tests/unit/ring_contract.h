@@ -9,26 +9,24 @@
 #pragma once
 
 #include "ring_world.h"
+#include "unit.h"
 
 #define MS_NS UINT64_C(1000000)
 
-struct contract_case {
-	const char *name;
-	void (*run)(struct ring *ring);
-	const char *not_on[WORLD_KIND_COUNT]; /* why it does not run there */
-};
-
-#define CASE(fn)                                                                                   \
+/* Defines a case, which gets a new ring in each round (world_rounds). */
+#define CONTRACT(name)                                                                             \
+	static void name(struct ring *ring);                                                       \
+	static void name##_run(void **state)                                                       \
 	{                                                                                          \
-		.name = #fn, .run = fn                                                             \
-	}
+		contract_run(name);                                                                \
+	}                                                                                          \
+	__attribute__((constructor)) static void unit_add_##name(void)                             \
+	{                                                                                          \
+		unit_add(&(struct CMUnitTest){ #name, name##_run, NULL, NULL, NULL });             \
+	}                                                                                          \
+	static void name(struct ring *ring)
 
-extern const struct contract_case socket_cases[];
-extern const size_t socket_case_count;
-extern const struct contract_case file_cases[];
-extern const size_t file_case_count;
-extern const struct contract_case source_cases[];
-extern const size_t source_case_count;
+void contract_run(void (*run)(struct ring *ring));
 
 struct waiter {
 	struct ring_op op;

@@ -3,13 +3,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "ring_contract.h"
 
@@ -37,7 +32,7 @@ static void transfer(struct ring *ring, struct ring_file file, bool write, struc
 	}
 }
 
-static void a_file_keeps_what_is_written(struct ring *ring)
+CONTRACT(a_file_keeps_what_is_written)
 {
 	static uint8_t out[10000];
 	static uint8_t in[10000];
@@ -69,7 +64,7 @@ static void a_file_keeps_what_is_written(struct ring *ring)
 	world_close(fd, WORLD_FILE);
 }
 
-static void a_read_ends_where_the_file_does(struct ring *ring)
+CONTRACT(a_read_ends_where_the_file_does)
 {
 	static uint8_t bytes[8192];
 	int fd = world_file(FILE_BYTES);
@@ -82,7 +77,7 @@ static void a_read_ends_where_the_file_does(struct ring *ring)
 	world_close(fd, WORLD_FILE);
 }
 
-static void a_write_from_several_places_is_one(struct ring *ring)
+CONTRACT(a_write_from_several_places_is_one)
 {
 	static uint8_t places[3][4000];
 	static const size_t lens[3] = { 4000, 17, 3000 };
@@ -113,7 +108,7 @@ static void a_write_from_several_places_is_one(struct ring *ring)
 	world_close(fd, WORLD_FILE);
 }
 
-static void an_inline_write_completes_later(struct ring *ring)
+CONTRACT(an_inline_write_completes_later)
 {
 	static uint8_t bytes[3000];
 	uint8_t byte = 0;
@@ -135,7 +130,7 @@ static void an_inline_write_completes_later(struct ring *ring)
 	world_close(fd, WORLD_FILE);
 }
 
-static void a_punched_range_reads_as_zeroes(struct ring *ring)
+CONTRACT(a_punched_range_reads_as_zeroes)
 {
 	static uint8_t bytes[16384];
 	int fd = world_file(FILE_BYTES);
@@ -154,7 +149,7 @@ static void a_punched_range_reads_as_zeroes(struct ring *ring)
 }
 
 /* Whichever completes first: each has its own bytes. */
-static void operations_on_a_file_are_independent(struct ring *ring)
+CONTRACT(operations_on_a_file_are_independent)
 {
 	static uint8_t bytes[32][4096];
 	struct waiter waiters[32] = { 0 };
@@ -181,14 +176,13 @@ static void operations_on_a_file_are_independent(struct ring *ring)
 	world_close(fd, WORLD_FILE);
 }
 
-static void a_full_file_table_is_no_obstacle(struct ring *ring)
+CONTRACT(a_full_file_table_is_no_obstacle)
 {
 	struct ring *small = contract_ring(&(struct ring_options){ .files_max = 2 });
 	struct ring_file files[4];
 	uint8_t byte = 9;
 	int fds[4];
 
-	(void)ring;
 	for (int i = 0; i < 4; i++) {
 		fds[i] = world_file(FILE_BYTES);
 		files[i] = ring_file_add(small, fds[i]);
@@ -208,13 +202,12 @@ static void a_full_file_table_is_no_obstacle(struct ring *ring)
 	ring_destroy(small);
 }
 
-static void registered_memory_is_used_until_it_is_removed(struct ring *ring)
+CONTRACT(registered_memory_is_used_until_it_is_removed)
 {
 	struct ring *small = contract_ring(&(struct ring_options){ .buffers_max = 2 });
 	struct mem_region regions[3];
 	int fd = world_file(FILE_BYTES);
 
-	(void)ring;
 	for (int i = 0; i < 3; i++) {
 		regions[i] = (struct mem_region){ .bytes = 65536, .rights = MEM_RAM };
 		assert_int_equal(posix_memalign((void **)&regions[i].base, 4096, 65536), 0);
@@ -251,15 +244,3 @@ static void registered_memory_is_used_until_it_is_removed(struct ring *ring)
 	world_close(fd, WORLD_FILE);
 	ring_destroy(small);
 }
-
-const struct contract_case file_cases[] = {
-	CASE(a_file_keeps_what_is_written),
-	CASE(a_read_ends_where_the_file_does),
-	CASE(a_write_from_several_places_is_one),
-	CASE(an_inline_write_completes_later),
-	CASE(a_punched_range_reads_as_zeroes),
-	CASE(operations_on_a_file_are_independent),
-	CASE(a_full_file_table_is_no_obstacle),
-	CASE(registered_memory_is_used_until_it_is_removed),
-};
-const size_t file_case_count = ARRAY_COUNT(file_cases);

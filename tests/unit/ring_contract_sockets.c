@@ -3,13 +3,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "ring_contract.h"
 
@@ -58,7 +53,7 @@ static void send_text(struct ring *ring, struct ring_file file, const char *text
 	}
 }
 
-static void a_receive_waits_for_all_if_asked(struct ring *ring)
+CONTRACT(a_receive_waits_for_all_if_asked)
 {
 	struct sockets sockets = sockets_open(ring);
 	struct waiter waiter = { 0 };
@@ -85,7 +80,7 @@ static void a_receive_waits_for_all_if_asked(struct ring *ring)
 	sockets_close(ring, &sockets);
 }
 
-static void a_receive_takes_what_there_is(struct ring *ring)
+CONTRACT(a_receive_takes_what_there_is)
 {
 	struct sockets sockets = sockets_open(ring);
 	struct waiter waiter = { 0 };
@@ -135,7 +130,7 @@ static struct msghdr *stream_next(struct stream *stream)
 	return &stream->message;
 }
 
-static void a_stream_keeps_bytes_and_order(struct ring *ring)
+CONTRACT(a_stream_keeps_bytes_and_order)
 {
 	struct sockets sockets = sockets_open(ring);
 	struct stream out = { .bytes = malloc(STREAM_BYTES) };
@@ -182,7 +177,7 @@ static void a_stream_keeps_bytes_and_order(struct ring *ring)
 	sockets_close(ring, &sockets);
 }
 
-static void a_send_to_nobody_fails_without_a_signal(struct ring *ring)
+CONTRACT(a_send_to_nobody_fails_without_a_signal)
 {
 	struct sockets sockets = sockets_open(ring);
 	struct waiter waiter = { 0 };
@@ -203,7 +198,7 @@ static void a_send_to_nobody_fails_without_a_signal(struct ring *ring)
 	sockets_close(ring, &sockets);
 }
 
-static void shutdown_ends_what_is_pending(struct ring *ring)
+CONTRACT(shutdown_ends_what_is_pending)
 {
 	for (int way = 0; way < 2; way++) {
 		struct sockets sockets = sockets_open(ring);
@@ -230,7 +225,7 @@ static void shutdown_ends_what_is_pending(struct ring *ring)
 	}
 }
 
-static void half_a_connection_can_end(struct ring *ring)
+CONTRACT(half_a_connection_can_end)
 {
 	struct sockets sockets = sockets_open(ring);
 	struct waiter waiter = { 0 };
@@ -246,7 +241,7 @@ static void half_a_connection_can_end(struct ring *ring)
 	sockets_close(ring, &sockets);
 }
 
-static void a_cancelled_receive_loses_no_bytes(struct ring *ring)
+CONTRACT(a_cancelled_receive_loses_no_bytes)
 {
 	struct sockets sockets = sockets_open(ring);
 	struct waiter waiter = { 0 };
@@ -271,7 +266,7 @@ static void a_cancelled_receive_loses_no_bytes(struct ring *ring)
 	sockets_close(ring, &sockets);
 }
 
-static void accept_gives_connections_and_can_be_cancelled(struct ring *ring)
+CONTRACT(accept_gives_connections_and_can_be_cancelled)
 {
 	int listener = world_listen();
 	struct ring_file file = ring_file_add(ring, listener);
@@ -310,7 +305,7 @@ static ssize_t recv_now(struct ring *ring, struct ring_file file, char *bytes, s
 	return ring_recvmsg_now(ring, file, &message);
 }
 
-static void what_is_tried_at_once_does_not_wait(struct ring *ring)
+CONTRACT(what_is_tried_at_once_does_not_wait)
 {
 	struct sockets sockets = sockets_open(ring);
 	uint64_t direct = ring_counters(ring)->direct;
@@ -348,7 +343,7 @@ static void what_is_tried_at_once_does_not_wait(struct ring *ring)
 	sockets_close(ring, &sockets);
 }
 
-static void poll_tells_what_is_ready(struct ring *ring)
+CONTRACT(poll_tells_what_is_ready)
 {
 	struct sockets sockets = sockets_open(ring);
 	struct waiter in = { 0 };
@@ -374,7 +369,7 @@ static void poll_tells_what_is_ready(struct ring *ring)
 	sockets_close(ring, &sockets);
 }
 
-static void traffic_is_counted_for_tcp_only(struct ring *ring)
+CONTRACT(traffic_is_counted_for_tcp_only)
 {
 	struct sockets sockets = sockets_open(ring);
 	struct ring_traffic traffic;
@@ -383,7 +378,7 @@ static void traffic_is_counted_for_tcp_only(struct ring *ring)
 	sockets_close(ring, &sockets);
 }
 
-static void what_a_peer_has_taken_is_known(struct ring *ring)
+CONTRACT(what_a_peer_has_taken_is_known)
 {
 	struct sockets sockets = sockets_open(ring);
 	struct waiter waiter = { 0 };
@@ -458,7 +453,7 @@ static void check_ran(int ran, int expected)
 	assert_in_range(ran, world_kind == WORLD_SIM ? 1 : expected, expected);
 }
 
-static void a_batch_gathers_completions(struct ring *ring)
+CONTRACT(a_batch_gathers_completions)
 {
 	struct group group = { .ring = ring };
 	uint64_t taken_ns;
@@ -539,7 +534,7 @@ static void check_not_readable(struct ring *outer, struct ring *ring, int messag
 	fail_msg("the descriptor stays readable");
 }
 
-static void its_descriptor_wakes_another_loop(struct ring *ring)
+CONTRACT(its_descriptor_wakes_another_loop)
 {
 	struct ring *outer = contract_ring(NULL);
 	struct sockets sockets = sockets_open(ring);
@@ -599,21 +594,3 @@ static void its_descriptor_wakes_another_loop(struct ring *ring)
 	sockets_close(ring, &sockets);
 	ring_destroy(outer);
 }
-
-const struct contract_case socket_cases[] = {
-	CASE(a_batch_gathers_completions),
-	CASE(a_receive_waits_for_all_if_asked),
-	CASE(a_receive_takes_what_there_is),
-	CASE(a_stream_keeps_bytes_and_order),
-	CASE(a_send_to_nobody_fails_without_a_signal),
-	CASE(shutdown_ends_what_is_pending),
-	CASE(half_a_connection_can_end),
-	CASE(a_cancelled_receive_loses_no_bytes),
-	CASE(accept_gives_connections_and_can_be_cancelled),
-	CASE(what_is_tried_at_once_does_not_wait),
-	CASE(poll_tells_what_is_ready),
-	CASE(traffic_is_counted_for_tcp_only),
-	CASE(what_a_peer_has_taken_is_known),
-	CASE(its_descriptor_wakes_another_loop),
-};
-const size_t socket_case_count = ARRAY_COUNT(socket_cases);

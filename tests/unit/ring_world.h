@@ -14,8 +14,8 @@
 
 #include "ring/ring.h"
 
-/* The ring that this program is linked with; what a case gives as reason not to run is by ring. */
-enum world_kind { WORLD_URING, WORLD_SIM, WORLD_KIND_COUNT };
+/* The ring that this program is linked with. */
+enum world_kind { WORLD_URING, WORLD_SIM };
 extern const enum world_kind world_kind;
 
 /* Whether the rings are restricted. */

@@ -88,7 +88,6 @@ static struct {
 
 static void later_run(void *arg)
 {
-	(void)arg;
 	later.fn(later.context);
 	later.fn = NULL;
 }

@@ -34,7 +34,6 @@ static struct {
 
 void world_start(unsigned round)
 {
-	(void)round;
 	if (world_is_restricted) {
 		(void)signal(SIGPIPE, SIG_IGN);
 	}
@@ -100,13 +99,11 @@ int world_file(uint64_t bytes)
 
 void world_close(int fd, enum world_fd kind)
 {
-	(void)kind;
 	assert_int_equal(close(fd), 0);
 }
 
 static void *later_run(void *argument)
 {
-	(void)argument;
 	usleep(2000); /* the caller is in its ring by then, on most machines; no test depends on it
 		       */
 	later.fn(later.context);

@@ -2,19 +2,12 @@
 /*
  * Sets of rules of access: the index finds what reading the rules one by one finds.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine/access.h"
+#include "unit.h"
 
 enum { RW = ENGINE_RIGHT_READ | ENGINE_RIGHT_WRITE, RO = ENGINE_RIGHT_READ, VALUES = 4 };
 
@@ -63,7 +56,7 @@ static uint32_t rights_of(const struct access *access, const struct access_subje
 /* --- what a rule means --------------------------------------------------------------------------
  */
 
-static void the_first_rule_decides(void **state)
+TEST(the_first_rule_decides)
 {
 	struct access_subject subject = { 0 };
 	union person alice = { 0 };
@@ -71,7 +64,6 @@ static void the_first_rule_decides(void **state)
 	struct access_verdict verdict;
 	struct access *access;
 
-	(void)state;
 	has(&alice, IDENTITY_PSK, "alice");
 	subject.proved = &alice.identity;
 	begin(&rules[0], RO, "first");
@@ -91,23 +83,21 @@ static void the_first_rule_decides(void **state)
 	access_put(access);
 }
 
-static void nobody_matches_no_rule(void **state)
+TEST(nobody_matches_no_rule)
 {
 	const struct access_subject subject = { 0 };
 	struct access *access = build(NULL, 0);
 	struct access_verdict verdict = access_look(access, &subject);
 
-	(void)state;
 	assert_int_equal(verdict.rights, 0);
 	assert_null(verdict.origin);
 	access_put(access);
 }
 
-static void a_kind_occurs_once(void **state)
+TEST(a_kind_occurs_once)
 {
 	struct access_rule rule;
 
-	(void)state;
 	begin(&rule, RW, "x");
 	add(&rule, IDENTITY_PSK, "a", 1);
 	assert_int_equal(access_rule_add(&rule, IDENTITY_PSK, "b", 1), -EEXIST);
@@ -130,12 +120,11 @@ static bool admits(uint32_t kind, const void *data, size_t bytes, const struct a
 	return admitted;
 }
 
-static void names_are_no_prefixes(void **state)
+TEST(names_are_no_prefixes)
 {
 	union person person = { 0 };
 	struct access_subject peer = { .proved = &person.identity };
 
-	(void)state;
 	has(&person, IDENTITY_PSK, "alice");
 	has(&person, IDENTITY_CERT_DNS, "host-a.example");
 	assert_true(admits(IDENTITY_PSK, "alice", 5, &peer));
@@ -151,7 +140,7 @@ static void names_are_no_prefixes(void **state)
 	assert_false(admits(IDENTITY_CERT_DNS, "*.example", 9, &peer));
 }
 
-static void users_and_tls(void **state)
+TEST(users_and_tls)
 {
 	const uint32_t root = 0;
 	const uint32_t user = 64055;
@@ -161,7 +150,6 @@ static void users_and_tls(void **state)
 	struct access_subject peer = { .uid = &user };
 	struct access_subject stranger = { .proved = &nobody.identity };
 
-	(void)state;
 	assert_true(admits(ACCESS_UID, &user, sizeof(user), &peer));
 	assert_false(admits(ACCESS_UID, &root, sizeof(root), &peer));
 	assert_false(admits(ACCESS_UID, &root, sizeof(root), &stranger)); /* unknown is not root */
@@ -194,14 +182,13 @@ static bool network_admits(struct network network, struct network address)
 	return admits(ACCESS_NETWORK, network.bytes, sizeof(network.bytes), &peer);
 }
 
-static void networks(void **state)
+TEST(networks)
 {
 	const struct network everybody6 = { { 0 } };
 	const struct network global6 = { { 0x20, [ACCESS_ADDRESS_BYTES] = 3 } };
 	const struct network host6 = { { 0x20, 0x01, [15] = 7 } };
 	const struct network other6 = { { 0xfe, 0x80, [15] = 7 } };
 
-	(void)state;
 	assert_true(network_admits(ipv4(0x0a010000, 16), ipv4(0x0a01ffff, 32)));
 	assert_true(network_admits(ipv4(0x0a010000, 16), ipv4(0x0a010000, 32)));
 	/* As text, "10.1" is where 10.10.0.0 begins. */
@@ -303,13 +290,12 @@ static const char *plainly_decides(
 	return "";
 }
 
-static void the_index_finds_what_reading_finds(void **state)
+TEST(the_index_finds_what_reading_finds)
 {
 	enum { SETS = 400, RULES = 48, PEERS = 50 };
 	uint64_t seed = 1;
 	uint32_t decided = 0;
 
-	(void)state;
 	for (uint32_t set = 0; set < SETS; set++) {
 		struct access_rule rules[RULES];
 		uint32_t count = next(&seed, RULES);
@@ -354,19 +340,4 @@ static void the_index_finds_what_reading_finds(void **state)
 	}
 	/* Both happen often, or this shows nothing. */
 	assert_in_range(decided, SETS * PEERS / 4, SETS * PEERS * 3 / 4);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_first_rule_decides),
-		cmocka_unit_test(nobody_matches_no_rule),
-		cmocka_unit_test(a_kind_occurs_once),
-		cmocka_unit_test(names_are_no_prefixes),
-		cmocka_unit_test(users_and_tls),
-		cmocka_unit_test(networks),
-		cmocka_unit_test(the_index_finds_what_reading_finds),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,29 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The state folder of attachments, where disks of the same name follow each other. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-/* After what it needs. */
-#include <cmocka.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "attach/state.h"
+#include "unit.h"
 
 static char folder[] = "/tmp/gmblock-test-state-XXXXXX";
 
 static int folder_make(void **state)
 {
-	GMB_UNUSED(state);
 	return mkdtemp(folder) != NULL && setenv("GMBLOCK_ATTACH_DIR", folder, 1) == 0 ? 0 : -1;
 }
 
 static int folder_remove(void **state)
 {
-	GMB_UNUSED(state);
 	return rmdir(folder);
 }
 
@@ -64,12 +55,11 @@ static int32_t pid_listed(void)
 	return pid;
 }
 
-static void test_the_entry_of_the_next_disk_of_this_name_stays(void **state)
+TEST(test_the_entry_of_the_next_disk_of_this_name_stays)
 {
 	int first = entry_write(1);
 	int second = entry_write(2);
 
-	GMB_UNUSED(state);
 	state_remove_own("ublkb0", first);
 	assert_int_equal(pid_listed(), 2);
 	state_remove_own("ublkb0", second);
@@ -78,11 +68,10 @@ static void test_the_entry_of_the_next_disk_of_this_name_stays(void **state)
 	close(second);
 }
 
-static void test_an_entry_that_is_gone_is_no_error(void **state)
+TEST(test_an_entry_that_is_gone_is_no_error)
 {
 	int fd = entry_write(1);
 
-	GMB_UNUSED(state);
 	state_remove("ublkb0");
 	state_remove_own("ublkb0", fd);
 	assert_int_equal(pid_listed(), 0);
@@ -91,10 +80,5 @@ static void test_an_entry_that_is_gone_is_no_error(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_the_entry_of_the_next_disk_of_this_name_stays),
-		cmocka_unit_test(test_an_entry_that_is_gone_is_no_error),
-	};
-
-	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+	return unit_run(folder_make, folder_remove);
 }

@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <stdbool.h>
 #include <stdlib.h>
 
 #include "tools/bench_plan.h"
+#include "unit.h"
 
 #define NS_PER_S UINT64_C(1000000000)
 
@@ -30,9 +24,8 @@ static void check_covers(uint64_t blocks, uint64_t seed)
 	free(seen);
 }
 
-static void test_each_block_comes_once(void **state)
+TEST(test_each_block_comes_once)
 {
-	(void)state;
 	for (uint64_t blocks = 1; blocks <= 1100; blocks++) {
 		check_covers(blocks, blocks * 7);
 	}
@@ -44,12 +37,11 @@ static void test_each_block_comes_once(void **state)
 }
 
 /* Nothing can be marked there: places far apart differ and stay inside. */
-static void test_the_largest_ranges(void **state)
+TEST(test_the_largest_ranges)
 {
 	static const uint64_t sizes[] = { (UINT64_C(1) << 40) + 1, (UINT64_C(1) << 62) + 1,
 		UINT64_C(1) << 63 };
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(sizes); i++) {
 		struct bench_order order;
 		uint64_t last;
@@ -70,14 +62,13 @@ enum { BLOCKS = 100000 };
 
 /* How often the next block is a neighbour on the disk, and how many
  * lie in the first half, among the first half of the order: what a disk would call random. */
-static void test_the_order_is_not_regular(void **state)
+TEST(test_the_order_is_not_regular)
 {
 	struct bench_order order;
 	uint64_t neighbours = 0;
 	uint64_t low = 0;
 	uint64_t fixed = 0;
 
-	(void)state;
 	bench_order_init(&order, BLOCKS, 42);
 	for (uint64_t i = 0; i < BLOCKS / 2; i++) {
 		uint64_t block = bench_order_at(&order, i);
@@ -93,14 +84,13 @@ static void test_the_order_is_not_regular(void **state)
 	assert_in_range(fixed, 0, 8);
 }
 
-static void test_a_seed_gives_one_order(void **state)
+TEST(test_a_seed_gives_one_order)
 {
 	struct bench_order one;
 	struct bench_order same;
 	struct bench_order other;
 	uint64_t equal = 0;
 
-	(void)state;
 	bench_order_init(&one, BLOCKS, 1);
 	bench_order_init(&same, BLOCKS, 1);
 	bench_order_init(&other, BLOCKS, 2);
@@ -111,14 +101,13 @@ static void test_a_seed_gives_one_order(void **state)
 	assert_in_range(equal, 0, 20);
 }
 
-static void test_times_do_not_drift(void **state)
+TEST(test_times_do_not_drift)
 {
 	struct bench_schedule thirds = { .begin_ns = 1000, .per_second = 3, .cost = 1, .step = 1 };
 	struct bench_schedule fast = {
 		.begin_ns = 5, .per_second = UINT64_C(1) << 40, .cost = 4096, .step = 1
 	};
 
-	(void)state;
 	assert_int_equal(bench_schedule_due_ns(&thirds, 0), 1000);
 	assert_int_equal(bench_schedule_due_ns(&thirds, 1), 1000 + 333333333);
 	assert_int_equal(bench_schedule_due_ns(&thirds, 3), 1000 + NS_PER_S);
@@ -127,11 +116,10 @@ static void test_times_do_not_drift(void **state)
 	assert_int_equal(bench_schedule_due_ns(&fast, UINT64_C(1) << 28), 5 + NS_PER_S);
 }
 
-static void test_workers_share_a_rate(void **state)
+TEST(test_workers_share_a_rate)
 {
 	struct bench_schedule whole = { .per_second = 1000, .cost = 7, .step = 1 };
 
-	(void)state;
 	for (uint32_t worker = 0; worker < 3; worker++) {
 		struct bench_schedule part = {
 			.per_second = 1000, .cost = 7, .first = worker, .step = 3
@@ -142,18 +130,4 @@ static void test_workers_share_a_rate(void **state)
 				bench_schedule_due_ns(&whole, 3 * i + worker));
 		}
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_each_block_comes_once),
-		cmocka_unit_test(test_the_largest_ranges),
-		cmocka_unit_test(test_the_order_is_not_regular),
-		cmocka_unit_test(test_a_seed_gives_one_order),
-		cmocka_unit_test(test_times_do_not_drift),
-		cmocka_unit_test(test_workers_share_a_rate),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

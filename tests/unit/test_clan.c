@@ -18,6 +18,7 @@
 
 #include "base/compiler.h"
 #include "clan_world.h"
+#include "unit.h"
 
 static struct world_kind kinds[] = {
 	{ "futex", 0, CLAN_BELL_FUTEX },
@@ -40,9 +41,17 @@ static const struct world_kind *kind_of(void **state)
 	return *state;
 }
 
+/* For what only shm can do, or does so. */
+static void need_shm(void **state)
+{
+	if (kind_of(state)->network != NULL) {
+		skip();
+	}
+}
+
 /* --- connections ------------------------------------------------------------------------------ */
 
-static void hello_and_credentials(void **state)
+TEST(hello_and_credentials)
 {
 	struct world world;
 	struct clan_peer peer;
@@ -69,7 +78,7 @@ static void hello_and_credentials(void **state)
 	world_close(&world);
 }
 
-static void rejected(void **state)
+TEST(rejected)
 {
 	struct world world;
 	struct clan_conn *conn;
@@ -89,7 +98,7 @@ static void rejected(void **state)
 }
 
 /* Either side goes while the other waits for it: there is nothing to receive. */
-static void ended_before_it_was_accepted(void **state)
+TEST(ended_before_it_was_accepted)
 {
 	struct world world;
 	struct clan_message message;
@@ -113,7 +122,7 @@ static void ended_before_it_was_accepted(void **state)
 }
 
 /* A busy machine may say no hello in so short a time: then it gets more. */
-static void no_answer_in_time(void **state)
+TEST(no_answer_in_time)
 {
 	struct clan_conn_options options = { .size = sizeof(options), .handshake_timeout_ms = 20 };
 	struct clan_conn *conn;
@@ -136,13 +145,13 @@ static void no_answer_in_time(void **state)
 	world_close(&world);
 }
 
-static void nobody_listens(void **state)
+TEST(nobody_listens)
 {
 	struct clan_error error = { 0 };
 	struct clan_queue *queue;
 	struct clan_conn *conn;
 
-	(void)state;
+	need_shm(state);
 	assert_int_equal(clan_queue_create(NULL, &queue, &error), 0);
 	assert_int_equal(clan_connect(queue, "shm:@clan-nobody", NULL, NULL, 0, &conn, &error),
 		-ECONNREFUSED);
@@ -154,7 +163,7 @@ static void nobody_listens(void **state)
 	assert_int_equal(clan_queue_destroy(queue), 0);
 }
 
-static void close_is_seen_after_the_messages(void **state)
+TEST(close_is_seen_after_the_messages)
 {
 	struct world world;
 	struct clan_message message;
@@ -177,7 +186,7 @@ static void close_is_seen_after_the_messages(void **state)
 	world_close(&world);
 }
 
-static void many_connections_share_a_group(void **state)
+TEST(many_connections_share_a_group)
 {
 	enum { COUNT = 300 }; /* more than one group holds */
 	struct clan_conn *conns[COUNT][WORLD_SIDES];
@@ -211,7 +220,7 @@ static void many_connections_share_a_group(void **state)
 	world_close(&world);
 }
 
-static void adopted_sockets_connect_or_are_lost(void **state)
+TEST(adopted_sockets_connect_or_are_lost)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	struct clan_error error = { 0 };
@@ -224,6 +233,7 @@ static void adopted_sockets_connect_or_are_lost(void **state)
 	int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	int length;
 
+	need_shm(state);
 	world_listen(&world, kind_of(state), NULL);
 	length = snprintf(address.sun_path + 1, 100, "%s-adopt", world.address + 5);
 	snprintf(target, sizeof(target), "shm:@%s", address.sun_path + 1);
@@ -259,7 +269,7 @@ static void adopted_sockets_connect_or_are_lost(void **state)
 	world_close(&world);
 }
 
-static void wake_ends_a_wait(void **state)
+TEST(wake_ends_a_wait)
 {
 	struct clan_event event;
 	struct world world;
@@ -272,7 +282,7 @@ static void wake_ends_a_wait(void **state)
 
 /* --- messages --------------------------------------------------------------------------------- */
 
-static void messages_of_all_lengths(void **state)
+TEST(messages_of_all_lengths)
 {
 	static const uint32_t lengths[] = { 0, 1, 55, 56, 57, 63, 64, 120, 1000, 4096, 8183, 8184 };
 	uint8_t sent[CLAN_BULK_BYTES_MAX];
@@ -306,7 +316,7 @@ static void messages_of_all_lengths(void **state)
 	world_close(&world);
 }
 
-static void too_small_a_buffer_keeps_the_message(void **state)
+TEST(too_small_a_buffer_keeps_the_message)
 {
 	struct clan_message message;
 	struct world world;
@@ -323,7 +333,7 @@ static void too_small_a_buffer_keeps_the_message(void **state)
 	world_close(&world);
 }
 
-static void control_is_never_behind_bulk(void **state)
+TEST(control_is_never_behind_bulk)
 {
 	uint8_t buffer[CLAN_BULK_BYTES_MAX];
 	struct clan_message message;
@@ -346,7 +356,7 @@ static void control_is_never_behind_bulk(void **state)
 	world_close(&world);
 }
 
-static void room_is_told_once(void **state)
+TEST(room_is_told_once)
 {
 	uint8_t buffer[CLAN_BULK_BYTES_MAX];
 	struct clan_conn *dialer;
@@ -373,7 +383,7 @@ static void room_is_told_once(void **state)
 	world_close(&world);
 }
 
-static void streams_have_no_boundaries(void **state)
+TEST(streams_have_no_boundaries)
 {
 	enum { BYTES = 200000 };
 	uint8_t *sent = malloc(BYTES);
@@ -441,7 +451,7 @@ static void close_with_region(struct world *world, int side, struct clan_region 
 	world_close(world);
 }
 
-static void put_get_and_notification(void **state)
+TEST(put_get_and_notification)
 {
 	struct clan_cookie cookie;
 	struct clan_event shared;
@@ -473,7 +483,7 @@ static void put_get_and_notification(void **state)
 	close_with_region(&world, WORLD_SERVER, region);
 }
 
-static void rights_are_kept(void **state)
+TEST(rights_are_kept)
 {
 	struct clan_cookie read_cookie;
 	struct clan_cookie write_cookie;
@@ -502,7 +512,7 @@ static void rights_are_kept(void **state)
 	close_with_region(&world, WORLD_DIALER, region);
 }
 
-static void revoked_cookies_are_void(void **state)
+TEST(revoked_cookies_are_void)
 {
 	struct clan_cookie cookie;
 	struct clan_cookie again;
@@ -542,7 +552,7 @@ static void revoked_cookies_are_void(void **state)
 	world_close(&world);
 }
 
-static void held_regions_are_not_returned(void **state)
+TEST(held_regions_are_not_returned)
 {
 	struct clan_peer_region info = { .size = sizeof(info) };
 	struct clan_event shared;
@@ -553,6 +563,7 @@ static void held_regions_are_not_returned(void **state)
 	uint8_t *base;
 	void *at;
 
+	need_shm(state);
 	world_open(&world, kind_of(state), NULL);
 	user = world.conns[WORLD_SERVER];
 	region = world_region(&world, WORLD_DIALER, 8192, CLAN_READ | CLAN_WRITE, &base, &shared);
@@ -594,7 +605,7 @@ static void held_regions_are_not_returned(void **state)
 	close_with_region(&world, WORLD_DIALER, region);
 }
 
-static void memfds_can_be_imported(void **state)
+TEST(memfds_can_be_imported)
 {
 	int memfd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	struct clan_region *region;
@@ -603,6 +614,7 @@ static void memfds_can_be_imported(void **state)
 	void *base;
 	void *at;
 
+	need_shm(state);
 	assert_true(memfd >= 0);
 	assert_int_equal(ftruncate(memfd, 16384), 0);
 	world_open(&world, kind_of(state), NULL);
@@ -632,7 +644,7 @@ static void memfds_can_be_imported(void **state)
 	close_with_region(&world, WORLD_DIALER, region);
 }
 
-static void regions_beyond_the_limit_are_refused(void **state)
+TEST(regions_beyond_the_limit_are_refused)
 {
 	struct clan_conn_options options = {
 		.size = sizeof(options), .peer_regions_max = 2, .peer_region_bytes_max = 3 << 20
@@ -662,7 +674,7 @@ static void regions_beyond_the_limit_are_refused(void **state)
 	world_close(&world);
 }
 
-static void replaced_pages_take_no_late_bytes(void **state)
+TEST(replaced_pages_take_no_late_bytes)
 {
 	static const struct clan_range scratch = { .offset = 4096, .bytes = 8192 };
 	struct clan_event shared;
@@ -673,6 +685,7 @@ static void replaced_pages_take_no_late_bytes(void **state)
 	uint8_t *base;
 	void *at;
 
+	need_shm(state);
 	world_open(&world, kind_of(state), NULL);
 	user = world.conns[WORLD_SERVER];
 	region =
@@ -715,7 +728,7 @@ static void replaced_pages_take_no_late_bytes(void **state)
 
 /* --- tripwires, cookie queues ----------------------------------------------------------------- */
 
-static void tripwires_trip_once(void **state)
+TEST(tripwires_trip_once)
 {
 	struct clan_cookie cookie;
 	struct clan_event shared;
@@ -756,7 +769,7 @@ static void tripwires_trip_once(void **state)
 	close_with_region(&world, WORLD_DIALER, region);
 }
 
-static void many_trips_wait_for_room(void **state)
+TEST(many_trips_wait_for_room)
 {
 	enum { COUNT = 200 }; /* the system ring has 32 slots */
 	struct clan_conn_options options = { .size = sizeof(options), .tripwires = COUNT };
@@ -785,7 +798,7 @@ static void many_trips_wait_for_room(void **state)
 	close_with_region(&world, WORLD_DIALER, region);
 }
 
-static void cookie_queues_are_first_in_first_out(void **state)
+TEST(cookie_queues_are_first_in_first_out)
 {
 	struct clan_conn_options options = { .size = sizeof(options), .cookies = 100 };
 	struct clan_cookie cookies[100];
@@ -841,7 +854,7 @@ static void cookie_queues_are_first_in_first_out(void **state)
 
 /* --- queues ----------------------------------------------------------------------------------- */
 
-static void the_descriptor_tells_a_foreign_loop(void **state)
+TEST(the_descriptor_tells_a_foreign_loop)
 {
 	struct pollfd poll_fd = { .events = POLLIN };
 	struct clan_message message;
@@ -872,7 +885,7 @@ static void the_descriptor_tells_a_foreign_loop(void **state)
 
 /* The bell of a group goes by the socket of one connection, which its waiter closes: before it was
  * rung, or before it was heard. The other connection must be heard all the same. */
-static void a_bell_outlives_its_connection(void **state)
+TEST(a_bell_outlives_its_connection)
 {
 	for (int closed_first = 0; closed_first < 2; closed_first++) {
 		struct clan_conn *other[WORLD_SIDES];
@@ -915,7 +928,7 @@ static void a_bell_outlives_its_connection(void **state)
 	}
 }
 
-static void events_are_given_one_at_a_time(void **state)
+TEST(events_are_given_one_at_a_time)
 {
 	struct clan_event event;
 	struct world world;
@@ -936,65 +949,11 @@ static void events_are_given_one_at_a_time(void **state)
 
 int main(int argc, char **argv)
 {
-	static const struct {
-		const char *name;
-		CMUnitTestFunction function;
-		bool shm; /* what only shm can do, or does so */
-	} tests[] = {
-#define CASE(function, shm) { #function, function, shm }
-		CASE(hello_and_credentials, false),
-		CASE(rejected, false),
-		CASE(ended_before_it_was_accepted, false),
-		CASE(no_answer_in_time, false),
-		CASE(nobody_listens, true),
-		CASE(close_is_seen_after_the_messages, false),
-		CASE(many_connections_share_a_group, false),
-		CASE(adopted_sockets_connect_or_are_lost, true),
-		CASE(wake_ends_a_wait, false),
-		CASE(messages_of_all_lengths, false),
-		CASE(too_small_a_buffer_keeps_the_message, false),
-		CASE(control_is_never_behind_bulk, false),
-		CASE(room_is_told_once, false),
-		CASE(streams_have_no_boundaries, false),
-		CASE(put_get_and_notification, false),
-		CASE(rights_are_kept, false),
-		CASE(revoked_cookies_are_void, false),
-		CASE(held_regions_are_not_returned, true),
-		CASE(memfds_can_be_imported, true),
-		CASE(regions_beyond_the_limit_are_refused, false),
-		CASE(replaced_pages_take_no_late_bytes, true),
-		CASE(tripwires_trip_once, false),
-		CASE(many_trips_wait_for_room, false),
-		CASE(cookie_queues_are_first_in_first_out, false),
-		CASE(the_descriptor_tells_a_foreign_loop, false),
-		CASE(a_bell_outlives_its_connection, false),
-		CASE(events_are_given_one_at_a_time, false),
-#undef CASE
-	};
-	static struct CMUnitTest list[ARRAY_COUNT(tests) * ARRAY_COUNT(kinds)];
-	static char names[ARRAY_COUNT(list)][80];
-	size_t count = 0;
-
-	for (size_t i = 0; i < ARRAY_COUNT(list); i++) {
-		const struct world_kind *kind = &kinds[i / ARRAY_COUNT(tests)];
-
-		if (kind->network != NULL && tests[i % ARRAY_COUNT(tests)].shm) {
-			continue;
-		}
-		snprintf(names[count], sizeof(names[count]), "%s: %s", kind->name,
-			tests[i % ARRAY_COUNT(tests)].name);
-		list[count] = (struct CMUnitTest){
-			.name = names[count],
-			.test_func = tests[i % ARRAY_COUNT(tests)].function,
-			.initial_state = (void *)(uintptr_t)kind,
-		};
-		count++;
-	}
 	if (argc == 3) {
 		for (size_t i = 0; i < ARRAY_COUNT(kinds); i++) {
 			kinds[i].network = kinds[i].network == NULL ? NULL : argv[1];
 		}
 		cmocka_set_test_filter(argv[2]);
 	}
-	return _cmocka_run_group_tests("clan", list, count, NULL, NULL);
+	return unit_run_kinds(kinds, sizeof(kinds[0]), ARRAY_COUNT(kinds));
 }

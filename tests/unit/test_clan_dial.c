@@ -11,6 +11,7 @@
 
 #include "base/compiler.h"
 #include "clan_world.h"
+#include "unit.h"
 
 static const struct world_kind network = { .name = "network", .network = "tcp:127.0.0.1:0" };
 static bool fails; /* the next socket cannot be prepared */
@@ -53,22 +54,12 @@ int __wrap_setsockopt(int fd, int level, int option, const void *value, socklen_
 	return __real_setsockopt(fd, level, option, value, bytes);
 }
 
-static void the_next_address_is_tried(void **state)
+TEST(the_next_address_is_tried)
 {
 	struct world world;
 
-	(void)state;
 	fails = true;
 	world_open(&world, &network, NULL);
 	assert_false(fails);
 	world_close(&world);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_next_address_is_tried),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

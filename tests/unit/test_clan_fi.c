@@ -3,6 +3,7 @@
  * The provider clan of libfabric, asked by the calls of libfabric what clan-fi(7) promises.
  */
 #include "fi_world.h"
+#include "unit.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -17,7 +18,7 @@
 /* --- connecting --------------------------------------------------------------------------------
  */
 
-static void connects_with_data(void **state)
+TEST(connects_with_data)
 {
 	uint64_t space[(sizeof(struct fi_eq_cm_entry) + 256) / sizeof(uint64_t)];
 	struct fi_eq_cm_entry *entry = (struct fi_eq_cm_entry *)space;
@@ -28,7 +29,6 @@ static void connects_with_data(void **state)
 	uint8_t hello[256];
 	uint16_t port;
 
-	(void)state;
 	pattern_fill(hello, sizeof(hello), 1);
 	side_open(&server, FI_WAIT_NONE);
 	side_open(&client, FI_WAIT_NONE);
@@ -57,7 +57,7 @@ static void connects_with_data(void **state)
 	side_close(&server);
 }
 
-static void rejects_with_data(void **state)
+TEST(rejects_with_data)
 {
 	struct fi_eq_cm_entry entry;
 	struct fi_eq_err_entry error = { 0 };
@@ -65,7 +65,6 @@ static void rejects_with_data(void **state)
 	struct side client;
 	uint8_t why[24];
 
-	(void)state;
 	pattern_fill(why, sizeof(why), 3);
 	side_open(&server, FI_WAIT_NONE);
 	side_open(&client, FI_WAIT_NONE);
@@ -84,12 +83,11 @@ static void rejects_with_data(void **state)
 }
 
 /* A program that wants one connection closes its listener as soon as it has been asked. */
-static void a_request_outlives_its_listener(void **state)
+TEST(a_request_outlives_its_listener)
 {
 	struct fi_eq_cm_entry entry;
 	struct pair pair = { 0 };
 
-	(void)state;
 	side_open(&pair.server, FI_WAIT_FD);
 	side_open(&pair.client, FI_WAIT_FD);
 	side_make_ep(&pair.client, NULL);
@@ -107,13 +105,12 @@ static void a_request_outlives_its_listener(void **state)
 }
 
 /* Nobody answers it: the fabric goes all the same, and the one who asked is told. */
-static void a_request_that_is_forgotten(void **state)
+TEST(a_request_that_is_forgotten)
 {
 	struct fi_eq_err_entry error = { 0 };
 	struct fi_eq_cm_entry entry;
 	struct pair pair = { 0 };
 
-	(void)state;
 	side_open(&pair.server, FI_WAIT_FD);
 	side_open(&pair.client, FI_WAIT_FD);
 	side_make_ep(&pair.client, NULL);
@@ -126,7 +123,7 @@ static void a_request_that_is_forgotten(void **state)
 	side_close(&pair.client);
 }
 
-static void nobody_listens(void **state)
+TEST(nobody_listens)
 {
 	struct fi_eq_cm_entry entry;
 	struct fi_eq_err_entry error = { 0 };
@@ -134,7 +131,6 @@ static void nobody_listens(void **state)
 	struct side client;
 	uint16_t port;
 
-	(void)state;
 	side_open(&server, FI_WAIT_NONE);
 	port = side_listen(&server);
 	side_close(&server);
@@ -146,14 +142,13 @@ static void nobody_listens(void **state)
 	side_close(&client);
 }
 
-static void a_port_has_one_listener(void **state)
+TEST(a_port_has_one_listener)
 {
 	struct sockaddr_in name;
 	size_t bytes = sizeof(name);
 	struct fid_pep *second;
 	struct side server;
 
-	(void)state;
 	side_open(&server, FI_WAIT_NONE);
 	side_listen(&server);
 	assert_int_equal(fi_getname(&server.pep->fid, &name, &bytes), 0);
@@ -167,14 +162,13 @@ static void a_port_has_one_listener(void **state)
 }
 
 /* The connector gives up before, and after, its event is read; both times the acceptor is told. */
-static void the_connector_gives_up(void **state)
+TEST(the_connector_gives_up)
 {
 	struct fi_eq_cm_entry entry;
 	struct side server;
 	struct side client;
 	uint16_t port;
 
-	(void)state;
 	side_open(&server, FI_WAIT_NONE);
 	port = side_listen(&server);
 	side_open(&client, FI_WAIT_NONE);
@@ -193,7 +187,7 @@ static void the_connector_gives_up(void **state)
 }
 
 /* Two processes that connect to each other at once get two connections; one to oneself works. */
-static void crossing_and_own_connections(void **state)
+TEST(crossing_and_own_connections)
 {
 	struct fi_eq_cm_entry entry;
 	struct fid_ep *own;
@@ -201,7 +195,6 @@ static void crossing_and_own_connections(void **state)
 	uint8_t in[64];
 	struct side side;
 
-	(void)state;
 	side_open(&side, FI_WAIT_NONE);
 	side_make_ep(&side, NULL);
 	own = side.ep;
@@ -225,7 +218,7 @@ static void crossing_and_own_connections(void **state)
 /* --- messages ----------------------------------------------------------------------------------
  */
 
-static void carries_messages_of_every_size(void **state)
+TEST(carries_messages_of_every_size)
 {
 	static const size_t sizes[] = { 0, 1, 24, 40, 4096, 8184, 8185, 16384 + 64, 1 << 20,
 		(3 << 20) + 5 };
@@ -233,7 +226,6 @@ static void carries_messages_of_every_size(void **state)
 	uint8_t *in = malloc(4 << 20);
 	struct pair pair;
 
-	(void)state;
 	pair_open(&pair);
 	for (size_t i = 0; i < ARRAY_COUNT(sizes); i++) {
 		struct fi_cq_data_entry entry;
@@ -258,13 +250,12 @@ static void carries_messages_of_every_size(void **state)
 }
 
 /* Vectors on both sides that are cut in different places, both ways at once. */
-static void carries_vectors_both_ways(void **state)
+TEST(carries_vectors_both_ways)
 {
 	enum { BYTES = 700000 };
 	uint8_t *memory = malloc(4 * BYTES);
 	struct pair pair;
 
-	(void)state;
 	pair_open(&pair);
 	for (int i = 0; i < 2; i++) {
 		struct side *from = i == 0 ? &pair.client : &pair.server;
@@ -293,12 +284,11 @@ static void carries_vectors_both_ways(void **state)
 
 /* Without receives messages wait: in the ring, then as operations, and then there is no more room.
  * Nothing is lost, and the order is kept. Injected ones give no completion. */
-static void waits_for_receives(void **state)
+TEST(waits_for_receives)
 {
 	uint32_t sent = 0;
 	struct pair pair;
 
-	(void)state;
 	pair_open(&pair);
 	for (;;) {
 		uint8_t message[256];
@@ -328,14 +318,13 @@ static void waits_for_receives(void **state)
 }
 
 /* What a call asks for and does not get is not passed over. */
-static void refuses_unknown_flags(void **state)
+TEST(refuses_unknown_flags)
 {
 	uint8_t byte = 0;
 	struct iovec iov = { &byte, 1 };
 	const struct fi_msg message = { .msg_iov = &iov, .iov_count = 1 };
 	struct pair pair = { 0 };
 
-	(void)state;
 	pair_open(&pair);
 	assert_int_equal(fi_sendmsg(pair.client.ep, &message, FI_DELIVERY_COMPLETE), -FI_EBADFLAGS);
 	assert_int_equal(fi_sendmsg(pair.client.ep, &message, FI_FENCE), -FI_EBADFLAGS);
@@ -347,7 +336,7 @@ static void refuses_unknown_flags(void **state)
 	pair_close(&pair);
 }
 
-static void truncates(void **state)
+TEST(truncates)
 {
 	struct fi_cq_err_entry error;
 	struct fi_cq_data_entry entry;
@@ -355,7 +344,6 @@ static void truncates(void **state)
 	uint8_t in[100] = { 0 };
 	struct pair pair;
 
-	(void)state;
 	pair_open(&pair);
 	pattern_fill(out, sizeof(out), 5);
 	assert_int_equal(fi_recv(pair.server.ep, in, 60, NULL, 0, in), 0);
@@ -384,7 +372,7 @@ static struct fid_mr *registered(struct side *side, void *base, size_t bytes, ui
 	return mr;
 }
 
-static void reads_and_writes_memory(void **state)
+TEST(reads_and_writes_memory)
 {
 	static const size_t sizes[] = { 0, 1, 4096, 65536, 65537, 1 << 20, (5 << 20) + 3 };
 	enum { BYTES = 6 << 20 };
@@ -393,7 +381,6 @@ static void reads_and_writes_memory(void **state)
 	struct pair pair;
 	struct fid_mr *mr;
 
-	(void)state;
 	pair_open(&pair);
 	mr = registered(&pair.server, theirs, BYTES, FI_REMOTE_READ | FI_REMOTE_WRITE);
 	for (size_t i = 0; i < ARRAY_COUNT(sizes); i++) {
@@ -421,7 +408,7 @@ static void reads_and_writes_memory(void **state)
 }
 
 /* The target's program is told of a write with data, and only of that. */
-static void tells_of_writes_with_data(void **state)
+TEST(tells_of_writes_with_data)
 {
 	struct fi_cq_data_entry entry;
 	uint8_t theirs[64] = { 0 };
@@ -429,7 +416,6 @@ static void tells_of_writes_with_data(void **state)
 	struct pair pair;
 	struct fid_mr *mr;
 
-	(void)state;
 	pair_open(&pair);
 	pattern_fill(own, sizeof(own), 6);
 	mr = registered(&pair.server, theirs, sizeof(theirs), FI_REMOTE_WRITE);
@@ -448,7 +434,7 @@ static void tells_of_writes_with_data(void **state)
 	pair_close(&pair);
 }
 
-static void guards_memory(void **state)
+TEST(guards_memory)
 {
 	uint8_t theirs[64] = { 0 };
 	uint8_t own[64] = { 1 };
@@ -474,7 +460,6 @@ static void guards_memory(void **state)
 		{ true, at, 16, INT64_MIN, FI_EKEYREJECTED },
 	};
 
-	(void)state;
 	pair_open(&pair);
 	other = registered(&pair.server, theirs, 64, FI_REMOTE_WRITE);
 	mr = registered(&pair.server, theirs, 48, FI_REMOTE_READ);
@@ -501,11 +486,10 @@ static void guards_memory(void **state)
 
 /* Closed in the middle, the region is not touched any more, though it may be gone from the address
  * space; the other end gets an error; and the connection goes on. */
-static void closing_a_region_revokes_it(void **state)
+TEST(closing_a_region_revokes_it)
 {
 	enum { BYTES = 8 << 20 };
 
-	(void)state;
 	for (int write = 0; write < 2; write++) {
 		uint8_t *own = calloc(1, BYTES);
 		uint8_t *theirs = calloc(1, BYTES);
@@ -555,7 +539,7 @@ static void closing_a_region_revokes_it(void **state)
  */
 
 /* What was sent before the end arrives, then FI_SHUTDOWN; what is under way fails. */
-static void ends_in_order(void **state)
+TEST(ends_in_order)
 {
 	struct fi_cq_data_entry entry;
 	struct fi_cq_err_entry error;
@@ -564,7 +548,6 @@ static void ends_in_order(void **state)
 	uint8_t own[16];
 	struct pair pair;
 
-	(void)state;
 	pair_open(&pair);
 	assert_int_equal(fi_read(pair.server.ep, own, 16, NULL, 0, 0, 0, own), 0);
 	for (int i = 0; i < 2; i++) {
@@ -592,7 +575,7 @@ static void ends_in_order(void **state)
 }
 
 /* A process that is killed in the middle of a write of ours. */
-static void a_dead_peer_is_noticed(void **state)
+TEST(a_dead_peer_is_noticed)
 {
 	enum { BYTES = 8 << 20 };
 	uint64_t memory[2] = { 0 };
@@ -605,7 +588,6 @@ static void a_dead_peer_is_noticed(void **state)
 	uint16_t port;
 	pid_t child;
 
-	(void)state;
 	assert_int_equal(pipe(pipes), 0);
 	child = fork();
 	assert_true(child >= 0);
@@ -655,14 +637,13 @@ static void a_dead_peer_is_noticed(void **state)
 }
 
 /* A child of fork() can close what it has inherited, without an effect on the connection. */
-static void a_child_does_not_disturb(void **state)
+TEST(a_child_does_not_disturb)
 {
 	uint8_t in[4];
 	struct pair pair;
 	int status;
 	pid_t child;
 
-	(void)state;
 	pair_open(&pair);
 	child = fork();
 	assert_true(child >= 0);
@@ -695,12 +676,11 @@ static void *sleep_on_completions(void *argument)
 
 /* A message wakes a thread that sleeps on the completion queue, though another thread of its
  * process takes the message while it looks at the event queue. */
-static void a_message_wakes_sleepers(void **state)
+TEST(a_message_wakes_sleepers)
 {
 	uint8_t in[8];
 	struct pair pair;
 
-	(void)state;
 	pair_open(&pair);
 	for (int i = 0; i < 100; i++) {
 		struct fi_eq_cm_entry event;
@@ -723,12 +703,11 @@ static void a_message_wakes_sleepers(void **state)
 
 /* Two threads sleep on one queue while a third polls it: two messages wake the two, or the third
  * has taken one and a further message wakes the last. */
-static void sleepers_share_a_queue(void **state)
+TEST(sleepers_share_a_queue)
 {
 	uint8_t in[8];
 	struct pair pair;
 
-	(void)state;
 	pair_open(&pair);
 	for (int i = 0; i < 100; i++) {
 		struct fi_cq_data_entry entry;
@@ -755,13 +734,12 @@ static void sleepers_share_a_queue(void **state)
 }
 
 /* fi_cq_signal() ends one sleep. */
-static void signals_end_a_sleep(void **state)
+TEST(signals_end_a_sleep)
 {
 	struct pair pair;
 	pthread_t thread;
 	void *result = &pair;
 
-	(void)state;
 	pair_open(&pair);
 	assert_int_equal(pthread_create(&thread, NULL, sleep_on_completions, &pair.server), 0);
 	while (pthread_tryjoin_np(thread, &result) == EBUSY) {
@@ -771,7 +749,7 @@ static void signals_end_a_sleep(void **state)
 	pair_close(&pair);
 }
 
-static void descriptors_tell(void **state)
+TEST(descriptors_tell)
 {
 	struct pollfd file = { .events = POLLIN };
 	struct fi_cq_data_entry entry;
@@ -779,7 +757,6 @@ static void descriptors_tell(void **state)
 	struct pair pair;
 	struct fid *fids[2];
 
-	(void)state;
 	pair_open(&pair);
 	fids[0] = &pair.server.cq->fid;
 	fids[1] = &pair.server.eq->fid;
@@ -803,14 +780,13 @@ static void descriptors_tell(void **state)
 }
 
 /* Written by the program itself, as ofi_rxm ends its thread. */
-static void event_queues_take_events(void **state)
+TEST(event_queues_take_events)
 {
 	struct fi_eq_entry entry = { .data = 4711 };
 	struct fi_eq_entry got;
 	struct side side;
 	uint32_t type;
 
-	(void)state;
 	side_open(&side, FI_WAIT_NONE);
 	assert_int_equal(fi_eq_write(side.eq, FI_NOTIFY, &entry, sizeof(entry), 0), sizeof(entry));
 	assert_int_equal(fi_eq_sread(side.eq, &type, &got, sizeof(got), -1, FI_PEEK), sizeof(got));
@@ -820,37 +796,4 @@ static void event_queues_take_events(void **state)
 	assert_int_equal(fi_eq_read(side.eq, &type, &got, sizeof(got), 0), -FI_EAGAIN);
 	assert_int_equal(fi_cq_sread(side.cq, &got, 1, NULL, 0), -FI_EINVAL);
 	side_close(&side);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(connects_with_data),
-		cmocka_unit_test(rejects_with_data),
-		cmocka_unit_test(a_request_outlives_its_listener),
-		cmocka_unit_test(a_request_that_is_forgotten),
-		cmocka_unit_test(nobody_listens),
-		cmocka_unit_test(a_port_has_one_listener),
-		cmocka_unit_test(the_connector_gives_up),
-		cmocka_unit_test(crossing_and_own_connections),
-		cmocka_unit_test(carries_messages_of_every_size),
-		cmocka_unit_test(carries_vectors_both_ways),
-		cmocka_unit_test(waits_for_receives),
-		cmocka_unit_test(refuses_unknown_flags),
-		cmocka_unit_test(truncates),
-		cmocka_unit_test(reads_and_writes_memory),
-		cmocka_unit_test(tells_of_writes_with_data),
-		cmocka_unit_test(guards_memory),
-		cmocka_unit_test(closing_a_region_revokes_it),
-		cmocka_unit_test(ends_in_order),
-		cmocka_unit_test(a_dead_peer_is_noticed),
-		cmocka_unit_test(a_child_does_not_disturb),
-		cmocka_unit_test(a_message_wakes_sleepers),
-		cmocka_unit_test(sleepers_share_a_queue),
-		cmocka_unit_test(signals_end_a_sleep),
-		cmocka_unit_test(descriptors_tell),
-		cmocka_unit_test(event_queues_take_events),
-	};
-
-	return cmocka_run_group_tests_name("clan-fi", tests, NULL, NULL);
 }

@@ -14,6 +14,7 @@
 #include <gmblock/clan.h>
 
 #include "base/clock.h"
+#include "unit.h"
 
 enum { REGION_BYTES = 1 << 20 };
 
@@ -233,7 +234,7 @@ static void await_end(struct world *world)
 /* --- records -----------------------------------------------------------------------------------
  */
 
-static void rules_of_records(void **state)
+TEST(rules_of_records)
 {
 	/* What the victim has under way: nothing, a read or a write of 100 bytes. It is number 0.
 	 */
@@ -261,7 +262,6 @@ static void rules_of_records(void **state)
 		{ "F5 no errno", WRITE, { .kind = ANSWER, .data = UINT64_C(1) << 32 } },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(cases); i++) {
 		uint8_t own[100];
 		struct world world;
@@ -286,9 +286,8 @@ static void rules_of_records(void **state)
 }
 
 /* The peer announced two operations, and takes no answers. */
-static void more_operations_than_announced(void **state)
+TEST(more_operations_than_announced)
 {
-	(void)state;
 	for (int kind = WRITE; kind <= READ; kind++) {
 		struct world world;
 		struct raw_record record;
@@ -311,11 +310,10 @@ static void more_operations_than_announced(void **state)
 	}
 }
 
-static void messages_that_are_no_stream(void **state)
+TEST(messages_that_are_no_stream)
 {
 	struct world world;
 
-	(void)state;
 	world_open(&world);
 	assert_int_equal(clan_send(world.raw.conn, CLAN_CONTROL, 1, "x", 1), 0);
 	clan_flush(world.raw.conn);
@@ -327,7 +325,7 @@ static void messages_that_are_no_stream(void **state)
 }
 
 /* Lengths beyond all reason are only lengths: what does not fit is thrown away as it comes. */
-static void messages_without_end(void **state)
+TEST(messages_without_end)
 {
 	enum { BYTES = 300000 };
 	struct raw_record record = { .kind = SEND, .bytes = UINT64_MAX };
@@ -336,7 +334,6 @@ static void messages_without_end(void **state)
 	struct fi_cq_data_entry entry;
 	struct world world;
 
-	(void)state;
 	world_open(&world);
 	memset(junk, 0x5a, BYTES);
 	memset(in, 0, sizeof(in));
@@ -356,11 +353,10 @@ static void messages_without_end(void **state)
 }
 
 /* Records with likely fields, and junk between them. Whatever happens, it happens to the peer. */
-static void random_records(void **state)
+TEST(random_records)
 {
 	uint64_t random = 88172645463325252u;
 
-	(void)state;
 	for (int seed = 0; seed < 40; seed++) {
 		struct fi_cq_data_entry entry;
 		struct fi_cq_err_entry error;
@@ -405,11 +401,10 @@ static void random_records(void **state)
 /* --- connecting --------------------------------------------------------------------------------
  */
 
-static void bad_hellos(void **state)
+TEST(bad_hellos)
 {
 	enum { CASES = 9 };
 
-	(void)state;
 	for (int i = 0; i < CASES; i++) {
 		struct {
 			struct raw_hello hello;
@@ -462,7 +457,7 @@ static void bad_hellos(void **state)
 }
 
 /* Somebody listens at the port who is not this provider. */
-static void a_listener_that_is_another(void **state)
+TEST(a_listener_that_is_another)
 {
 	const struct clan_queue_options options = {
 		.size = sizeof(options),
@@ -475,7 +470,6 @@ static void a_listener_that_is_another(void **state)
 	struct raw raw;
 	struct side side;
 
-	(void)state;
 	assert_int_equal(clan_queue_create(&options, &raw.queue, NULL), 0);
 	assert_int_equal(clan_listen(raw.queue, "shm:@clan-fi/7", NULL, &listener, NULL), 0);
 	side_open(&side, FI_WAIT_NONE);
@@ -492,19 +486,4 @@ static void a_listener_that_is_another(void **state)
 	clan_listener_close(listener);
 	raw_close(&raw, &side);
 	side_close(&side);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(rules_of_records),
-		cmocka_unit_test(more_operations_than_announced),
-		cmocka_unit_test(messages_that_are_no_stream),
-		cmocka_unit_test(messages_without_end),
-		cmocka_unit_test(random_records),
-		cmocka_unit_test(bad_hellos),
-		cmocka_unit_test(a_listener_that_is_another),
-	};
-
-	return cmocka_run_group_tests_name("clan-fi, hostile peers", tests, NULL, NULL);
 }

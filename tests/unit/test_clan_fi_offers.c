@@ -8,17 +8,17 @@
 #include <string.h>
 
 #include "fi_world.h"
+#include "unit.h"
 
 #include <rdma/fi_atomic.h>
 #include <rdma/fi_collective.h>
 #include <rdma/fi_tagged.h>
 
-static void offers_what_it_can(void **state)
+TEST(offers_what_it_can)
 {
 	struct fi_info *hints = fi_world_hints();
 	struct fi_info *info;
 
-	(void)state;
 	assert_int_equal(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info), 0);
 	assert_int_equal(info->ep_attr->type, FI_EP_MSG);
 	assert_int_equal(info->domain_attr->mr_mode, hints->domain_attr->mr_mode);
@@ -83,7 +83,7 @@ static void no_order_of_completions(struct fi_info *hints)
 	hints->tx_attr->comp_order = FI_ORDER_STRICT;
 }
 
-static void refuses_what_it_cannot(void **state)
+TEST(refuses_what_it_cannot)
 {
 	static void (*const demands[])(struct fi_info * hints) = { no_tags, no_datagrams,
 		no_shared_receives, no_own_progress, no_chosen_keys, no_write_after_read,
@@ -91,7 +91,6 @@ static void refuses_what_it_cannot(void **state)
 	struct fi_info *hints;
 	struct fi_info *info;
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(demands); i++) {
 		hints = fi_world_hints();
 		demands[i](hints);
@@ -102,14 +101,13 @@ static void refuses_what_it_cannot(void **state)
 }
 
 /* 192.0.2.0/24 is for documentation: no machine has an address of it. */
-static void refuses_other_machines(void **state)
+TEST(refuses_other_machines)
 {
 	struct sockaddr_in there = { .sin_family = AF_INET, .sin_port = htons(4711) };
 	struct fi_info *hints = fi_world_hints();
 	struct fi_info *info;
 	struct side side;
 
-	(void)state;
 	assert_int_equal(
 		fi_getinfo(FI_VERSION(1, 17), "192.0.2.1", "4711", 0, hints, &info), -FI_ENODATA);
 	assert_int_equal(
@@ -124,12 +122,11 @@ static void refuses_other_machines(void **state)
 }
 
 /* Numbers of the modes in which memory is registered: those of a program are all that it knows. */
-static void memory_modes(void **state)
+TEST(memory_modes)
 {
 	struct fi_info *hints = fi_world_hints();
 	struct fi_info *info;
 
-	(void)state;
 	/* None: its memory is no target. */
 	hints->domain_attr->mr_mode = FI_MR_UNSPEC;
 	assert_int_equal(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info), -FI_ENODATA);
@@ -152,7 +149,7 @@ static void memory_modes(void **state)
 	fi_freeinfo(hints);
 }
 
-static void delivered_reads(void **state)
+TEST(delivered_reads)
 {
 	static const uint8_t there[64] = { 1, 2, 3 };
 	uint8_t here[sizeof(there)] = { 0 };
@@ -166,7 +163,6 @@ static void delivered_reads(void **state)
 	struct fid_mr *mr;
 	struct pair pair;
 
-	(void)state;
 	pair_open(&pair);
 	assert_int_equal(fi_mr_reg(pair.server.domain, there, sizeof(there), FI_REMOTE_READ, 0, 0,
 				 0, &mr, NULL),
@@ -181,7 +177,7 @@ static void delivered_reads(void **state)
 }
 
 /* A passive endpoint that gets its address later, and an endpoint that takes its place. */
-static void an_endpoint_in_place_of_a_passive_one(void **state)
+TEST(an_endpoint_in_place_of_a_passive_one)
 {
 	struct sockaddr_in name = { .sin_family = AF_INET, .sin_port = htons(4711) };
 	struct sockaddr_in found;
@@ -193,7 +189,6 @@ static void an_endpoint_in_place_of_a_passive_one(void **state)
 	struct fi_info *info;
 	struct pair pair;
 
-	(void)state;
 	name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	side_open(&pair.server, FI_WAIT_NONE);
 	side_open(&pair.client, FI_WAIT_NONE);
@@ -261,14 +256,13 @@ static void check_named_sets(const struct side *side)
 	assert_int_equal(fi_close(&mr->fid), 0);
 }
 
-static void calls_that_it_does_not_offer(void **state)
+TEST(calls_that_it_does_not_offer)
 {
 	struct fi_msg_tagged message = { 0 };
 	uint64_t word = 0;
 	struct pair pair;
 	struct fid_ep *ep;
 
-	(void)state;
 	pair_open(&pair);
 	ep = pair.client.ep;
 	assert_int_equal(
@@ -281,19 +275,4 @@ static void calls_that_it_does_not_offer(void **state)
 	check_table(ep->collective, offsetof(struct fi_ops_collective, msg));
 	check_named_sets(&pair.server);
 	pair_close(&pair);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(offers_what_it_can),
-		cmocka_unit_test(refuses_what_it_cannot),
-		cmocka_unit_test(refuses_other_machines),
-		cmocka_unit_test(memory_modes),
-		cmocka_unit_test(delivered_reads),
-		cmocka_unit_test(an_endpoint_in_place_of_a_passive_one),
-		cmocka_unit_test(calls_that_it_does_not_offer),
-	};
-
-	return cmocka_run_group_tests_name("clan-fi-offers", tests, NULL, NULL);
 }

@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <linux/capability.h>
 #include <poll.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +21,7 @@
 #include "base/rights.h"
 #include "base/work.h"
 #include "clan_victim.h"
+#include "unit.h"
 
 /* --- before HELLO ----------------------------------------------------------------------------- */
 
@@ -189,7 +189,7 @@ static void one_byte(struct hostile *h)
 	h->hello_bytes = 1;
 }
 
-static void hello_is_refused(void **state)
+TEST(hello_is_refused)
 {
 	static const struct {
 		const char *name;
@@ -261,7 +261,7 @@ static void hello_is_refused(void **state)
 	victim_close(&victim);
 }
 
-static void an_unspoilt_hello_is_welcome(void **state)
+TEST(an_unspoilt_hello_is_welcome)
 {
 	struct hostile hostile;
 	struct victim victim;
@@ -281,7 +281,7 @@ static void an_unspoilt_hello_is_welcome(void **state)
 	victim_close(&victim);
 }
 
-static void a_guessed_group_is_not_joined(void **state)
+TEST(a_guessed_group_is_not_joined)
 {
 	uint8_t bytes[64];
 	struct shm_socket_head head;
@@ -349,7 +349,7 @@ static uint64_t group_of_a_connection(struct victim *victim)
 }
 
 /* Who knows the number of one group cannot tell the next. */
-static void numbers_of_groups_do_not_follow(void **state)
+TEST(numbers_of_groups_do_not_follow)
 {
 	struct victim victim;
 	uint64_t random = 1;
@@ -364,7 +364,7 @@ static void numbers_of_groups_do_not_follow(void **state)
 	victim_close(&victim);
 }
 
-static void descriptors_flood_before_hello(void **state)
+TEST(descriptors_flood_before_hello)
 {
 	enum { PEERS = 40 };
 	struct hostile hostiles[PEERS];
@@ -390,7 +390,7 @@ static void descriptors_flood_before_hello(void **state)
 	victim_close(&victim);
 }
 
-static void silent_handshakes_are_limited(void **state)
+TEST(silent_handshakes_are_limited)
 {
 	enum { PEERS = 6 };
 	struct clan_conn_options options = { .size = sizeof(options), .handshakes_max = 4 };
@@ -417,7 +417,7 @@ static void silent_handshakes_are_limited(void **state)
 }
 
 /* A peer that always has something does not keep others out. */
-static void a_busy_peer_does_not_keep_others_out(void **state)
+TEST(a_busy_peer_does_not_keep_others_out)
 {
 	struct clan_message message;
 	struct clan_event event = { 0 };
@@ -462,7 +462,7 @@ static bool is_quiet(struct clan_queue *queue)
 
 /* Too many descriptors of another user wait to be closed. A listener that cannot refuse further
  * ones accepts nobody until there is room, and is not busy meanwhile. */
-static void a_listener_waits_for_room(void **state)
+TEST(a_listener_waits_for_room)
 {
 	enum { STRANGER = 1001 };
 	const struct world_kind *kind = *state;
@@ -498,7 +498,7 @@ static void a_listener_waits_for_room(void **state)
 }
 
 /* Only a socket that nobody listens at is replaced. */
-static void files_are_not_replaced(void **state)
+TEST(files_are_not_replaced)
 {
 	char address[] = "shm:/tmp/gmblock-clan-XXXXXX";
 	struct clan_listener *listener;
@@ -596,7 +596,7 @@ static void close_both(struct victim *victim, struct clan_conn *dialer, struct c
 	nothing_is_left(victim);
 }
 
-static void welcome_waits_for_descriptors_in_flight(void **state)
+TEST(welcome_waits_for_descriptors_in_flight)
 {
 	struct clan_message message;
 	struct clan_event event;
@@ -623,7 +623,7 @@ static void welcome_waits_for_descriptors_in_flight(void **state)
 	victim_close(&victim);
 }
 
-static void hello_waits_for_descriptors_in_flight(void **state)
+TEST(hello_waits_for_descriptors_in_flight)
 {
 	struct clan_event event;
 	struct clan_conn *dialer;
@@ -643,7 +643,7 @@ static void hello_waits_for_descriptors_in_flight(void **state)
 	victim_close(&victim);
 }
 
-static void regions_wait_for_descriptors_in_flight(void **state)
+TEST(regions_wait_for_descriptors_in_flight)
 {
 	struct clan_region *regions[2];
 	struct victim victim;
@@ -674,7 +674,7 @@ static void regions_wait_for_descriptors_in_flight(void **state)
 }
 
 /* It ends, and both sides know why. */
-static void descriptors_stay_in_flight(void **state)
+TEST(descriptors_stay_in_flight)
 {
 	struct clan_conn_options options = { .size = sizeof(options),
 		.handshake_timeout_ms = 1000 };
@@ -709,7 +709,7 @@ static void descriptors_stay_in_flight(void **state)
 }
 
 /* The error is ours, and is not taken for the end of the peer. */
-static void descriptors_cannot_be_sent(void **state)
+TEST(descriptors_cannot_be_sent)
 {
 	struct clan_conn *dialer;
 	struct clan_event event;
@@ -733,7 +733,7 @@ static void descriptors_cannot_be_sent(void **state)
 }
 
 /* The peer accepts nothing, so a kernel that can refuse descriptors does not take HELLO. */
-static void hello_is_not_accepted_in_time(void **state)
+TEST(hello_is_not_accepted_in_time)
 {
 	struct clan_conn_options options = { .size = sizeof(options), .handshake_timeout_ms = 100 };
 	char address[HOSTILE_ADDRESS_BYTES];
@@ -755,7 +755,7 @@ static void hello_is_not_accepted_in_time(void **state)
 }
 
 /* It closes its socket without having read HELLO. */
-static void reason_of_a_peer_that_does_not_read(void **state)
+TEST(reason_of_a_peer_that_does_not_read)
 {
 	struct {
 		struct shm_refused refused;
@@ -787,7 +787,7 @@ static void reason_of_a_peer_that_does_not_read(void **state)
 	victim_close(&victim);
 }
 
-static void either_side_closes_while_welcome_waits(void **state)
+TEST(either_side_closes_while_welcome_waits)
 {
 	struct victim victim;
 
@@ -812,7 +812,7 @@ static void either_side_closes_while_welcome_waits(void **state)
 }
 
 /* No event would report room, so it is not -EAGAIN. */
-static void a_full_backlog_is_enobufs(void **state)
+TEST(a_full_backlog_is_enobufs)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	struct clan_queue *queue;
@@ -824,7 +824,6 @@ static void a_full_backlog_is_enobufs(void **state)
 	int result = 0;
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
-	GMB_UNUSED(state);
 	snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "clan-backlog-%d", getpid());
 	snprintf(place, sizeof(place), "shm:@%s", address.sun_path + 1);
 	assert_int_equal(bind(fd, (struct sockaddr *)&address,
@@ -848,32 +847,4 @@ static void a_full_backlog_is_enobufs(void **state)
 			 event.type == CLAN_EVENT_CLOSED;
 	}
 	assert_int_equal(clan_queue_destroy(queue), 0);
-}
-
-int main(void)
-{
-	static const struct victim_test tests[] = {
-#define CASE(function) { #function, function }
-		CASE(an_unspoilt_hello_is_welcome),
-		CASE(hello_is_refused),
-		CASE(a_guessed_group_is_not_joined),
-		CASE(numbers_of_groups_do_not_follow),
-		CASE(descriptors_flood_before_hello),
-		CASE(silent_handshakes_are_limited),
-		CASE(a_busy_peer_does_not_keep_others_out),
-		CASE(a_listener_waits_for_room),
-		CASE(files_are_not_replaced),
-		CASE(welcome_waits_for_descriptors_in_flight),
-		CASE(hello_waits_for_descriptors_in_flight),
-		CASE(regions_wait_for_descriptors_in_flight),
-		CASE(descriptors_stay_in_flight),
-		CASE(descriptors_cannot_be_sent),
-		CASE(hello_is_not_accepted_in_time),
-		CASE(reason_of_a_peer_that_does_not_read),
-		CASE(either_side_closes_while_welcome_waits),
-		CASE(a_full_backlog_is_enobufs),
-#undef CASE
-	};
-
-	return victim_run("clan_handshake", tests, ARRAY_COUNT(tests));
 }

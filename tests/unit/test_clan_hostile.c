@@ -6,11 +6,9 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -19,6 +17,8 @@
 #include "base/clock.h"
 #include "base/work.h"
 #include "clan_victim.h"
+#include "sockets.h"
+#include "unit.h"
 
 /* --- while connected -------------------------------------------------------------------------- */
 
@@ -243,7 +243,7 @@ static void victim_acts(struct clan_conn *conn)
 	}
 }
 
-static void broken_rules_are_named(void **state)
+TEST(broken_rules_are_named)
 {
 	static const struct {
 		void (*spoil)(struct hostile *hostile);
@@ -313,7 +313,7 @@ static void broken_rules_are_named(void **state)
 	victim_close(&victim);
 }
 
-static void popping_cookies_that_were_not_pushed(void **state)
+TEST(popping_cookies_that_were_not_pushed)
 {
 	struct clan_cookie cookie;
 	struct clan_region *region;
@@ -346,7 +346,7 @@ static void popping_cookies_that_were_not_pushed(void **state)
 	victim_close(&victim);
 }
 
-static void an_unsealed_region_is_refused(void **state)
+TEST(an_unsealed_region_is_refused)
 {
 	struct shm_region_answer answer;
 	struct shm_region region = { .rights = 3, .generation = 1, .bytes = 4096 };
@@ -382,32 +382,8 @@ static void an_unsealed_region_is_refused(void **state)
 	victim_close(&victim);
 }
 
-/* A socket that takes a minute to close, unless its peer goes: closing it sends what is left. */
-static int lingering_socket(int *peer_out)
-{
-	static const struct linger linger = { .l_onoff = 1, .l_linger = 60 };
-	struct sockaddr_in address = { .sin_family = AF_INET };
-	socklen_t length = sizeof(address);
-	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	uint8_t bytes[4096] = { 0 };
-
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	assert_int_equal(bind(listener, (struct sockaddr *)&address, length), 0);
-	assert_int_equal(listen(listener, 1), 0);
-	assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &length), 0);
-	assert_int_equal(connect(fd, (struct sockaddr *)&address, length), 0);
-	*peer_out = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-	assert_true(*peer_out >= 0);
-	close(listener);
-	while (send(fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
-	}
-	assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)), 0);
-	return fd;
-}
-
 /* What a stranger sends may never close. Others must still be able to share regions. */
-static void descriptors_that_do_not_close_delay_nobody(void **state)
+TEST(descriptors_that_do_not_close_delay_nobody)
 {
 	enum { SOCKETS = 20 }; /* more than there are workers */
 	const struct world_kind *kind = *state;
@@ -502,7 +478,7 @@ static void fill_up(struct blocked blocked[WORKERS_OF_OWNER_MAX])
 }
 
 /* Without room for descriptors, messages that have none are received. */
-static void messages_without_descriptors_go_on(void **state)
+TEST(messages_without_descriptors_go_on)
 {
 	const struct world_kind *kind = *state;
 	struct shm_region region = { .rights = 3, .generation = 1, .bytes = 4096 };
@@ -538,7 +514,7 @@ static void messages_without_descriptors_go_on(void **state)
 }
 
 /* A region that waits to be mapped is a descriptor that waits to be closed. */
-static void regions_that_wait_take_room(void **state)
+TEST(regions_that_wait_take_room)
 {
 	const struct world_kind *kind = *state;
 	struct shm_region region = { .rights = 1, .generation = 1, .bytes = 4096 };
@@ -576,7 +552,7 @@ static void regions_that_wait_take_room(void **state)
 }
 
 /* What is shared for reading keeps its pages, also from its owner. */
-static void a_region_for_reading_has_no_holes(void **state)
+TEST(a_region_for_reading_has_no_holes)
 {
 	struct clan_region *region;
 	struct victim victim;
@@ -614,7 +590,7 @@ static int find_region_fd(void)
 }
 
 /* A peer has the descriptor. What it could seal, others could not map. */
-static void peers_cannot_seal_a_region(void **state)
+TEST(peers_cannot_seal_a_region)
 {
 	struct clan_region *region;
 	struct victim victim;
@@ -634,7 +610,7 @@ static void peers_cannot_seal_a_region(void **state)
 	victim_close(&victim);
 }
 
-static void nothing_is_ever_taken(void **state)
+TEST(nothing_is_ever_taken)
 {
 	struct hostile hostile;
 	struct victim victim;
@@ -675,7 +651,7 @@ static void *ring_for_ever(void *context)
 	return NULL;
 }
 
-static void idle_bells_are_muted(void **state)
+TEST(idle_bells_are_muted)
 {
 	struct clan_conn_stats stats = { .size = sizeof(stats) };
 	struct ringer ringer = { .stop = false };
@@ -735,7 +711,7 @@ static struct clan_region *share_with_busy(struct victim *victim, struct hostile
 	return region;
 }
 
-static void a_quiet_peer_ends_a_revocation(void **state)
+TEST(a_quiet_peer_ends_a_revocation)
 {
 	struct clan_cookie cookie;
 	struct clan_region *region;
@@ -763,7 +739,7 @@ static void a_quiet_peer_ends_a_revocation(void **state)
 	victim_close(&victim);
 }
 
-static void a_strict_revocation_replaces_the_pages(void **state)
+TEST(a_strict_revocation_replaces_the_pages)
 {
 	struct clan_cookie cookie;
 	struct clan_region *region;
@@ -802,7 +778,7 @@ static void a_strict_revocation_replaces_the_pages(void **state)
 }
 
 /* Another revocation has ended when the time of a strict one is up: it is enforced all the same. */
-static void a_strict_revocation_is_not_appeased(void **state)
+TEST(a_strict_revocation_is_not_appeased)
 {
 	struct clan_cookie cookies[2];
 	struct clan_region *region;
@@ -830,7 +806,7 @@ static void a_strict_revocation_is_not_appeased(void **state)
 }
 
 /* The head of a piece of a stream is changed while the piece is half read. */
-static void a_stream_does_not_shrink(void **state)
+TEST(a_stream_does_not_shrink)
 {
 	struct shm_message_head head = { .bytes = 8 + 1000, .type = SHM_TYPE_STREAM };
 	struct hostile hostile;
@@ -858,7 +834,7 @@ static void a_stream_does_not_shrink(void **state)
 }
 
 /* A group is ended while one of its connections, which nobody knew, is about to be freed. */
-static void a_group_ends_with_one_that_has_ended(void **state)
+TEST(a_group_ends_with_one_that_has_ended)
 {
 	struct hostile hostile;
 	struct hostile second;
@@ -886,7 +862,7 @@ static void a_group_ends_with_one_that_has_ended(void **state)
 }
 
 /* At the limit of mappings a replacement changes nothing. */
-static void replacement_without_mappings_changes_nothing(void **state)
+TEST(replacement_without_mappings_changes_nothing)
 {
 	enum { MAPPINGS_MAX = 1 << 18 };
 	struct clan_queue *queue;
@@ -896,7 +872,6 @@ static void replacement_without_mappings_changes_nothing(void **state)
 	uint8_t *area;
 	size_t at = 0;
 
-	(void)state;
 	assert_int_equal(clan_queue_create(NULL, &queue, NULL), 0);
 	assert_int_equal(clan_region_create(queue, 65536, 0, &region, &memory), 0);
 	base = memory;
@@ -922,30 +897,4 @@ static void replacement_without_mappings_changes_nothing(void **state)
 	assert_int_equal(base[65535], 'k');
 	assert_int_equal(clan_region_destroy(region), 0);
 	assert_int_equal(clan_queue_destroy(queue), 0);
-}
-
-int main(void)
-{
-	static const struct victim_test tests[] = {
-#define CASE(function) { #function, function }
-		CASE(broken_rules_are_named),
-		CASE(popping_cookies_that_were_not_pushed),
-		CASE(an_unsealed_region_is_refused),
-		CASE(descriptors_that_do_not_close_delay_nobody),
-		CASE(messages_without_descriptors_go_on),
-		CASE(regions_that_wait_take_room),
-		CASE(a_region_for_reading_has_no_holes),
-		CASE(peers_cannot_seal_a_region),
-		CASE(nothing_is_ever_taken),
-		CASE(idle_bells_are_muted),
-		CASE(a_quiet_peer_ends_a_revocation),
-		CASE(a_strict_revocation_replaces_the_pages),
-		CASE(a_strict_revocation_is_not_appeased),
-		CASE(a_stream_does_not_shrink),
-		CASE(a_group_ends_with_one_that_has_ended),
-		CASE(replacement_without_mappings_changes_nothing),
-#undef CASE
-	};
-
-	return victim_run("clan_hostile", tests, ARRAY_COUNT(tests));
 }

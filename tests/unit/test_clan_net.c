@@ -7,11 +7,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,6 +20,7 @@
 #include "base/compiler.h"
 #include "clan_world.h"
 #include "net_hostile.h"
+#include "unit.h"
 
 static struct world_kind network = { .name = "network" };
 const struct world_kind *const hostile_world = &network;
@@ -31,7 +33,7 @@ void world_address(struct world *world)
 
 /* --- what only this provider does ------------------------------------------------------------- */
 
-static void addresses(void **state)
+TEST(addresses)
 {
 	static const char *const bad[] = { "", "host", "host:", ":1", "[::1:1", "[::1]1",
 		"host:port", "host:65536", "host:1?provider=udp", "host:1?tcp", "host:-1" };
@@ -42,7 +44,6 @@ static void addresses(void **state)
 	struct clan_queue *queue;
 	struct clan_conn *conn;
 
-	(void)state;
 	assert_int_equal(clan_queue_create(NULL, &queue, &error), 0);
 	for (size_t i = 0; i < ARRAY_COUNT(bad); i++) {
 		snprintf(address, sizeof(address), "%s:%s", hostile_scheme, bad[i]);
@@ -60,7 +61,7 @@ static void addresses(void **state)
 	assert_int_equal(clan_queue_destroy(queue), 0);
 }
 
-static void nobody_listens(void **state)
+TEST(nobody_listens)
 {
 	struct clan_conn *conn;
 	struct clan_event event;
@@ -69,7 +70,6 @@ static void nobody_listens(void **state)
 	pid_t child;
 	int status;
 
-	(void)state;
 	world_listen(&world, &network, NULL);
 	snprintf(address, sizeof(address), "%s", world.address);
 	clan_listener_close(world.listener);
@@ -100,7 +100,7 @@ static void nobody_listens(void **state)
 }
 
 /* Bytes from memory that is a region, and from memory that is not, in many parts. */
-static void registered_memory(void **state)
+TEST(registered_memory)
 {
 	enum { BYTES = 8 << 20, PARTS = 64 };
 	struct clan_event event;
@@ -114,7 +114,6 @@ static void registered_memory(void **state)
 	uint8_t *back = calloc(1, BYTES);
 	size_t at = 0;
 
-	(void)state;
 	assert_true(from != NULL && to != NULL && back != NULL);
 	for (size_t i = 0; i < BYTES; i++) {
 		from[i] = (uint8_t)(i * 7 + i / 251);
@@ -172,7 +171,7 @@ static uint64_t looks_ns(struct clan_conn *conn, uint32_t number)
 }
 
 /* Whatever number a region has, it is found without a search. */
-static void many_regions_are_found_alike(void **state)
+TEST(many_regions_are_found_alike)
 {
 	enum { REGIONS = WORLD_EVENTS_MAX - 24 }; /* all are given back in one step */
 	const struct clan_conn_options options = {
@@ -184,7 +183,6 @@ static void many_regions_are_found_alike(void **state)
 	uint64_t first_ns;
 	uint64_t last_ns;
 
-	(void)state;
 	world_open(&world, &network, &options);
 	for (int i = 0; i < REGIONS; i++) {
 		assert_int_equal(clan_region_register(
@@ -207,7 +205,7 @@ static void many_regions_are_found_alike(void **state)
 }
 
 /* Registered memory cannot be mapped by anybody, so shm does not share it. */
-static void not_on_shm(void **state)
+TEST(not_on_shm)
 {
 	struct clan_error error = { 0 };
 	struct clan_queue *queue;
@@ -218,7 +216,6 @@ static void not_on_shm(void **state)
 	char memory[100];
 	char address[64];
 
-	(void)state;
 	snprintf(address, sizeof(address), "shm:@clan-net-%d", getpid());
 	assert_int_equal(clan_queue_create(NULL, &queue, &error), 0);
 	assert_int_equal(clan_listen(queue, address, NULL, &listener, &error), 0);
@@ -231,6 +228,7 @@ static void not_on_shm(void **state)
 			assert_int_equal(clan_accept(conns[1], NULL, 0), 0);
 		}
 	} while (event.type != CLAN_EVENT_CONNECTED);
+	assert_int_equal(clan_conn_socket(conns[0]), -1);
 	assert_int_equal(clan_region_register(queue, memory, sizeof(memory), &region), 0);
 	assert_int_equal(clan_region_share(conns[0], region, CLAN_READ | CLAN_WRITE), -EOPNOTSUPP);
 	assert_int_equal(clan_region_destroy(region), 0);
@@ -245,7 +243,7 @@ static void not_on_shm(void **state)
 
 /* A peer that does not answer: after the end of the connection nothing arrives, and that is what
  * was asked for. */
-static void strict_revocation(void **state)
+TEST(strict_revocation)
 {
 	struct clan_cookie cookie;
 	struct clan_event event;
@@ -255,7 +253,6 @@ static void strict_revocation(void **state)
 	bool lost = false;
 	bool revoked = false;
 
-	(void)state;
 	world_open(&world, &network, NULL);
 	region = world_region(&world, WORLD_SERVER, 4096, CLAN_WRITE, &base, &event);
 	world_grant(&world, WORLD_SERVER, region, 0, 4096, CLAN_WRITE, 0, &cookie);
@@ -284,7 +281,7 @@ static void strict_revocation(void **state)
 }
 
 /* An operation that has nothing to transfer ends like any other. */
-static void operations_without_transfers_are_reported(void **state)
+TEST(operations_without_transfers_are_reported)
 {
 	uint8_t byte = 0;
 	struct iovec nothing = { .iov_base = &byte };
@@ -294,7 +291,6 @@ static void operations_without_transfers_are_reported(void **state)
 	struct world world;
 	uint8_t *base;
 
-	(void)state;
 	world_open(&world, &network, NULL);
 	region = world_region(&world, WORLD_SERVER, 4096, CLAN_WRITE, &base, &event);
 	world_grant(&world, WORLD_SERVER, region, 0, 4096, CLAN_WRITE, 0, &cookie);
@@ -323,8 +319,48 @@ static void operations_without_transfers_are_reported(void **state)
 	world_close(&world);
 }
 
+/* The bytes of a put that a peer has not received are still in the socket, even after DONE. */
+TEST(the_socket_has_what_the_peer_has_not_received)
+{
+	enum { BYTES = 64 << 20 }; /* more than the buffers of the sockets take */
+	struct iovec iov = { .iov_len = BYTES };
+	struct clan_cookie cookie;
+	struct clan_event event;
+	struct clan_region *region;
+	struct world world;
+	uint8_t *base;
+	int unacked = 1;
+	int fd;
+
+	iov.iov_base = calloc(1, BYTES);
+	assert_non_null(iov.iov_base);
+	world_open(&world, &network, NULL);
+	region = world_region(&world, WORLD_SERVER, BYTES, CLAN_WRITE, &base, &event);
+	world_grant(&world, WORLD_SERVER, region, 0, BYTES, CLAN_WRITE, 0, &cookie);
+	fd = clan_conn_socket(world.conns[WORLD_DIALER]);
+	assert_int_equal(fd >= 0, strcmp(hostile_scheme, "tcp") == 0);
+	assert_int_equal(clan_put(world.conns[WORLD_DIALER], &iov, 1, &cookie, 0, 0, 0, NULL), 0);
+	clan_flush(world.conns[WORLD_DIALER]);
+	if (fd >= 0) {
+		assert_int_equal(ioctl(fd, SIOCOUTQ, &unacked), 0);
+		assert_true(unacked > 0);
+	}
+	assert_int_equal(world_event(&world, WORLD_DIALER, CLAN_EVENT_DONE).status, 0);
+	while (fd >= 0 && unacked > 0) {
+		world_settle(&world);
+		assert_int_equal(ioctl(fd, SIOCOUTQ, &unacked), 0);
+	}
+	world_close_conn(&world, WORLD_DIALER, world.conns[WORLD_DIALER]);
+	world.conns[WORLD_DIALER] = NULL;
+	world_close_conn(&world, WORLD_SERVER, world.conns[WORLD_SERVER]);
+	world.conns[WORLD_SERVER] = NULL;
+	assert_int_equal(clan_region_destroy(region), 0);
+	world_close(&world);
+	free(iov.iov_base);
+}
+
 /* What was put and sent before clan_close() arrives, with all that did not fit at once. */
-static void close_sends_what_is_left(void **state)
+TEST(close_sends_what_is_left)
 {
 	enum { BYTES = 4 << 20 };
 	struct iovec iov = { .iov_len = BYTES };
@@ -335,7 +371,6 @@ static void close_sends_what_is_left(void **state)
 	struct world world;
 	uint8_t *base;
 
-	(void)state;
 	iov.iov_base = malloc(BYTES);
 	assert_non_null(iov.iov_base);
 	memset(iov.iov_base, 'p', BYTES);
@@ -404,7 +439,7 @@ static unsigned count_fds(void)
 	return count;
 }
 
-static void killed_peers(void **state)
+TEST(killed_peers)
 {
 	enum { KILLS = 10 };
 	struct clan_message message;
@@ -415,7 +450,6 @@ static void killed_peers(void **state)
 	uint8_t *base;
 	unsigned fds = 0;
 
-	(void)state;
 	world_listen(&world, &network, NULL);
 	for (int i = 0; i < KILLS; i++) {
 		pid_t child = fork();
@@ -785,12 +819,11 @@ struct clan_conn *hostile_accepted(struct hostile *hostile, struct world *world)
 	return conn;
 }
 
-static void broken_rules_end_one_connection(void **state)
+TEST(broken_rules_end_one_connection)
 {
 	uint32_t broken = 0;
 	struct world world;
 
-	(void)state;
 	world_open(&world, &network, NULL);
 	for (uint32_t rule = 1; rule <= 13; rule++) {
 		uint32_t way = 0;
@@ -832,11 +865,10 @@ static void broken_rules_end_one_connection(void **state)
 }
 
 /* Before the program knows of it a connection just ends. */
-static void bad_hellos_are_not_heard_of(void **state)
+TEST(bad_hellos_are_not_heard_of)
 {
 	struct world world;
 
-	(void)state;
 	world_open(&world, &network, NULL);
 	for (int way = 0; way < 9; way++) {
 		struct hostile *hostile = hostile_create();
@@ -871,7 +903,7 @@ static void bad_hellos_are_not_heard_of(void **state)
 }
 
 /* Connections that say nothing take their places for the time of the handshake only. */
-static void silent_peers_are_limited(void **state)
+TEST(silent_peers_are_limited)
 {
 	enum { PLACES = 2 };
 	struct clan_conn_options options = {
@@ -881,7 +913,6 @@ static void silent_peers_are_limited(void **state)
 	struct clan_conn *conn;
 	struct world world;
 
-	(void)state;
 	world_listen(&world, &network, &options);
 	for (int i = 0; i < PLACES; i++) {
 		hostiles[i] = hostile_create();
@@ -907,7 +938,7 @@ static void silent_peers_are_limited(void **state)
 
 /* A program gives a connection its context when it is told of it: whatever comes next has that,
  * also when it was there at once. */
-static void arrivals_come_alone(void **state)
+TEST(arrivals_come_alone)
 {
 	enum { COUNT = 8, LOOKS = 200 };
 	struct clan_conn_options options = { .size = sizeof(options),
@@ -917,7 +948,6 @@ static void arrivals_come_alone(void **state)
 	uint32_t arrived = 0;
 	uint32_t offered = 0;
 
-	(void)state;
 	world_listen(&world, &network, &options);
 	for (int i = 0; i < COUNT; i++) {
 		assert_int_equal(clan_connect(world.queues[WORLD_DIALER], world.address, NULL, NULL,
@@ -957,27 +987,7 @@ static void arrivals_come_alone(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(addresses),
-		cmocka_unit_test(nobody_listens),
-		cmocka_unit_test(registered_memory),
-		cmocka_unit_test(many_regions_are_found_alike),
-		cmocka_unit_test(not_on_shm),
-		cmocka_unit_test(strict_revocation),
-		cmocka_unit_test(operations_without_transfers_are_reported),
-		cmocka_unit_test(close_sends_what_is_left),
-		cmocka_unit_test(killed_peers),
-		cmocka_unit_test(broken_rules_end_one_connection),
-		cmocka_unit_test(bad_hellos_are_not_heard_of),
-		cmocka_unit_test(silent_peers_are_limited),
-		cmocka_unit_test(arrivals_come_alone),
-	};
-
-	int failed;
-
 	network.network = hostile_network;
 	good_hello.magic = hostile_magic;
-	failed = cmocka_run_group_tests_name("clan_net", tests, NULL, NULL);
-	return failed + _cmocka_run_group_tests("the transport alone", hostile_tests,
-				hostile_test_count, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "clan_world.h"
 #include "ring/ring.h"
+#include "unit.h"
 
 enum {
 	ROUND_TRIPS = 3000,
@@ -137,7 +138,7 @@ static void echo_in_child(const struct world *world)
 	_exit(0);
 }
 
-static void no_wake_up_is_lost(void **state)
+TEST(no_wake_up_is_lost)
 {
 	struct clan_event event;
 	struct world world;
@@ -178,7 +179,7 @@ int sched_yield(void)
 }
 
 /* A peer on the same processor can answer only then. */
-static void a_spin_lets_others_run(void **state)
+TEST(a_spin_lets_others_run)
 {
 	const struct world_kind *kind = *state;
 	struct clan_queue_options options = {
@@ -232,7 +233,7 @@ static void ringed_rest(struct ring *ring, struct pollfd *poll_fd)
 	} while (poll(poll_fd, 1, 0) > 0);
 }
 
-static void a_wake_up_passes_through_a_ring(void **state)
+TEST(a_wake_up_passes_through_a_ring)
 {
 	struct ringed ringed = { .source = { .poll = ringed_poll, .arm = ringed_arm } };
 	struct pollfd poll_fd = { .events = POLLIN };
@@ -380,7 +381,7 @@ static void serve_event(struct server *server, const struct clan_event *event)
 	}
 }
 
-static void killed_peers_leave_nothing(void **state)
+TEST(killed_peers_leave_nothing)
 {
 	struct server server = { 0 };
 	struct clan_event event;
@@ -440,7 +441,7 @@ static void killed_peers_leave_nothing(void **state)
 /* --- fork() -------------------------------------------------------------------------------------
  */
 
-static void a_child_gives_up_without_effect(void **state)
+TEST(a_child_gives_up_without_effect)
 {
 	struct clan_event shared;
 	struct clan_region *region;
@@ -520,7 +521,7 @@ static void send_all(struct clan_conn *from, struct clan_conn *to, uint32_t cls,
 
 /* One side asks for more and more without taking the answers: each connection still has one entry
  * on the ready ring, and the last connection is heard of. */
-static void asking_for_more_does_not_fill_the_ready_ring(void **state)
+TEST(asking_for_more_does_not_fill_the_ready_ring)
 {
 	enum { CONNS = 200 };
 	struct clan_conn *conns[CONNS][WORLD_SIDES];
@@ -601,7 +602,7 @@ static void accept_in_child(const struct world *world, const char *address, int 
 
 /* A connector brings no bell of its own to a process that it has one with, at whatever address that
  * one listens, and brings one to another process of the same user. */
-static void a_connection_joins_the_group_of_its_peer(void **state)
+TEST(a_connection_joins_the_group_of_its_peer)
 {
 	char elsewhere[CLAN_ADDRESS_BYTES];
 	char in_child[CLAN_ADDRESS_BYTES];
@@ -653,33 +654,5 @@ static void a_connection_joins_the_group_of_its_peer(void **state)
 
 int main(void)
 {
-	static const struct {
-		const char *name;
-		CMUnitTestFunction function;
-	} tests[] = {
-#define CASE(function) { #function, function }
-		CASE(no_wake_up_is_lost),
-		CASE(a_wake_up_passes_through_a_ring),
-		CASE(asking_for_more_does_not_fill_the_ready_ring),
-		CASE(a_connection_joins_the_group_of_its_peer),
-		CASE(a_spin_lets_others_run),
-		CASE(killed_peers_leave_nothing),
-		CASE(a_child_gives_up_without_effect),
-#undef CASE
-	};
-	static struct CMUnitTest list[ARRAY_COUNT(tests) * ARRAY_COUNT(kinds)];
-	static char names[ARRAY_COUNT(list)][80];
-
-	for (size_t i = 0; i < ARRAY_COUNT(list); i++) {
-		const struct world_kind *kind = &kinds[i / ARRAY_COUNT(tests)];
-
-		snprintf(names[i], sizeof(names[i]), "%s: %s", kind->name,
-			tests[i % ARRAY_COUNT(tests)].name);
-		list[i] = (struct CMUnitTest){
-			.name = names[i],
-			.test_func = tests[i % ARRAY_COUNT(tests)].function,
-			.initial_state = (void *)(uintptr_t)kind,
-		};
-	}
-	return cmocka_run_group_tests_name("clan_processes", list, NULL, NULL);
+	return unit_run_kinds(kinds, sizeof(kinds[0]), ARRAY_COUNT(kinds));
 }

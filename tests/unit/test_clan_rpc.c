@@ -3,13 +3,6 @@
  * What <gmblock/clan_rpc.h> promises, between nodes of one process, against peers that break its
  * rules, and against one that is killed. Carriers are added to the table.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -23,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/compiler.h"
+#include "unit.h"
 
 #define TIMEOUT_NS UINT64_C(60000000000)
 
@@ -183,7 +177,7 @@ static void answer(struct side *side, const struct clan_rpc_event *event)
 /* --- nodes that keep the rules -----------------------------------------------------------------
  */
 
-static void a_call_and_its_reply(void **state)
+TEST(a_call_and_its_reply)
 {
 	struct clan_rpc_event event;
 	struct pair pair;
@@ -217,7 +211,7 @@ static void a_call_and_its_reply(void **state)
 	pair_close(&pair);
 }
 
-static void arguments_are_checked(void **state)
+TEST(arguments_are_checked)
 {
 	struct clan_rpc_options odd = { .size = sizeof(odd), .bytes_max = 100 };
 	struct clan_rpc_options small = {
@@ -249,7 +243,7 @@ static void arguments_are_checked(void **state)
 }
 
 /* Every slot of every connection is used, in both directions, again and again. */
-static void all_calls_at_once(void **state)
+TEST(all_calls_at_once)
 {
 	struct clan_rpc_options options = {
 		.size = sizeof(options), .node = CLAN_RPC_NO_NODE, .calls = 8, .conns = 3
@@ -294,7 +288,7 @@ static void all_calls_at_once(void **state)
 	pair_close(&pair);
 }
 
-static void hanging_up_ends_calls(void **state)
+TEST(hanging_up_ends_calls)
 {
 	struct clan_rpc_event event, request;
 	struct clan_error error;
@@ -322,7 +316,7 @@ static void hanging_up_ends_calls(void **state)
 	pair_close(&pair);
 }
 
-static void nobody_listens(void **state)
+TEST(nobody_listens)
 {
 	struct clan_error error;
 	struct side side;
@@ -336,12 +330,11 @@ static void nobody_listens(void **state)
 }
 
 /* Those that do not listen yet are counted, and dialled again. */
-static void a_mesh_of_late_nodes(void **state)
+TEST(a_mesh_of_late_nodes)
 {
 	const char *const names[] = { "shm:@clan-rpc-late-0", "shm:@clan-rpc-late-1" };
 	struct side sides[2];
 
-	(void)state;
 	for (uint32_t i = 2; i-- > 0;) {
 		struct clan_rpc_options options = { .size = sizeof(options), .node = i };
 		char own[2][64];
@@ -364,7 +357,7 @@ static void a_mesh_of_late_nodes(void **state)
 	clan_rpc_destroy(sides[1].rpc);
 }
 
-static void a_mesh_of_all(void **state)
+TEST(a_mesh_of_all)
 {
 	enum { NODES = 4, CONNS = 2 };
 	struct side sides[NODES];
@@ -542,7 +535,7 @@ static void rogue_close(struct rogue *rogue, struct side *side)
 	assert_int_equal(clan_queue_destroy(rogue->queue), 0);
 }
 
-static void wrong_hellos_are_refused(void **state)
+TEST(wrong_hellos_are_refused)
 {
 	struct hello hellos[] = { good_hello, good_hello, good_hello, good_hello, good_hello,
 		good_hello };
@@ -569,7 +562,7 @@ static void wrong_hellos_are_refused(void **state)
 	clan_rpc_destroy(side.rpc);
 }
 
-static void a_number_has_one_owner(void **state)
+TEST(a_number_has_one_owner)
 {
 	struct hello second = good_hello;
 	struct rogue first, other;
@@ -592,7 +585,7 @@ static void a_number_has_one_owner(void **state)
 }
 
 /* Each breaks one rule, which ends its node and no other. */
-static void broken_rules_end_the_node(void **state)
+TEST(broken_rules_end_the_node)
 {
 	static const struct setup setups[] = {
 		{ .version = 2, .calls = 4, .bytes_max = 64 },
@@ -644,7 +637,7 @@ static void broken_rules_end_the_node(void **state)
 }
 
 /* It uses a slot again though it has taken no reply: what waits for room stays bounded. */
-static void a_peer_that_takes_no_replies(void **state)
+TEST(a_peer_that_takes_no_replies)
 {
 	enum { REQUESTS_MAX = 2000 };
 	char address[CLAN_ADDRESS_BYTES];
@@ -704,7 +697,7 @@ static void serve_until_killed(void **state, int ready)
 }
 
 /* Some have connected, some say hello meanwhile: the end waits for nobody's good will. */
-static void ends_while_others_connect(void **state)
+TEST(ends_while_others_connect)
 {
 	const struct clan_rpc_options many = {
 		.size = sizeof(many), .node = CLAN_RPC_NO_NODE, .conns = CLAN_RPC_CONNS_MAX
@@ -743,13 +736,12 @@ static bool can_fork(void **state)
 #else
 static bool can_fork(void **state)
 {
-	GMB_UNUSED(state);
 	return true;
 }
 #endif
 
 /* Every call gets one reply, however the server ends. */
-static void a_killed_server(void **state)
+TEST(a_killed_server)
 {
 	enum { KILLS = 20, CALLS = 32 };
 	char address[CLAN_ADDRESS_BYTES];
@@ -801,39 +793,5 @@ static void a_killed_server(void **state)
 
 int main(void)
 {
-	static const struct {
-		const char *name;
-		CMUnitTestFunction function;
-	} tests[] = {
-#define CASE(function) { #function, function }
-		CASE(a_call_and_its_reply),
-		CASE(arguments_are_checked),
-		CASE(all_calls_at_once),
-		CASE(hanging_up_ends_calls),
-		CASE(nobody_listens),
-		CASE(a_mesh_of_late_nodes),
-		CASE(a_mesh_of_all),
-		CASE(wrong_hellos_are_refused),
-		CASE(a_number_has_one_owner),
-		CASE(broken_rules_end_the_node),
-		CASE(a_peer_that_takes_no_replies),
-		CASE(ends_while_others_connect),
-		CASE(a_killed_server),
-#undef CASE
-	};
-	static char titles[ARRAY_COUNT(tests) * ARRAY_COUNT(kinds)][64];
-	struct CMUnitTest all[ARRAY_COUNT(tests) * ARRAY_COUNT(kinds)];
-
-	for (size_t i = 0; i < ARRAY_COUNT(all); i++) {
-		const struct kind *kind = &kinds[i / ARRAY_COUNT(tests)];
-
-		snprintf(titles[i], sizeof(titles[i]), "%s: %s", kind->name,
-			tests[i % ARRAY_COUNT(tests)].name);
-		all[i] = (struct CMUnitTest){
-			.name = titles[i],
-			.test_func = tests[i % ARRAY_COUNT(tests)].function,
-			.initial_state = (void *)(uintptr_t)kind,
-		};
-	}
-	return cmocka_run_group_tests(all, NULL, NULL);
+	return unit_run_kinds(kinds, sizeof(kinds[0]), ARRAY_COUNT(kinds));
 }

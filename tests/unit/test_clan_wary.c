@@ -13,6 +13,7 @@
 
 #include "clan/shm.h"
 #include "clan_world.h"
+#include "unit.h"
 
 enum {
 	STRANGER = 65534,
@@ -72,7 +73,7 @@ static void empty(uint8_t *base)
 	assert_int_equal(madvise(base, REGION_BYTES, MADV_REMOVE), 0);
 }
 
-static void puts_and_gets_do_not_touch_a_strangers_memory(void **state)
+TEST(puts_and_gets_do_not_touch_a_strangers_memory)
 {
 	static uint8_t bytes[REGION_BYTES];
 	struct iovec iov = { .iov_base = bytes, .iov_len = sizeof(bytes) };
@@ -121,7 +122,7 @@ static void puts_and_gets_do_not_touch_a_strangers_memory(void **state)
 }
 
 /* Of more notifications than there is room for none is lost, and none precedes its bytes. */
-static void notifications_follow_their_bytes(void **state)
+TEST(notifications_follow_their_bytes)
 {
 	enum { COUNT = 3000, BATCH = 60 };
 	uint8_t one = 1;
@@ -162,7 +163,7 @@ static void notifications_follow_their_bytes(void **state)
 }
 
 /* A put whose notification waits for room ends when there will be none any more. */
-static void puts_that_owe_their_notification_fail(void **state)
+TEST(puts_that_owe_their_notification_fail)
 {
 	enum { COUNT = 8 };
 	uint8_t one = 1;
@@ -197,7 +198,7 @@ static void puts_that_owe_their_notification_fail(void **state)
 }
 
 /* Who looks for room for the notification finds that the peer has broken a rule. */
-static void puts_fail_when_a_rule_is_broken(void **state)
+TEST(puts_fail_when_a_rule_is_broken)
 {
 	enum { COUNT = 8 };
 	uint8_t one = 1;
@@ -229,7 +230,7 @@ static void puts_fail_when_a_rule_is_broken(void **state)
 }
 
 /* What a stranger has put into memory of ours, which it can empty as well. */
-static void memory_of_ours_is_fetched(void **state)
+TEST(memory_of_ours_is_fetched)
 {
 	static uint8_t bytes[REGION_BYTES];
 	struct clan_region *region;
@@ -265,7 +266,7 @@ static void memory_of_ours_is_fetched(void **state)
 }
 
 /* Closing with copies under way: they end before CLOSED is told. */
-static void a_connection_is_closed_during_copies(void **state)
+TEST(a_connection_is_closed_during_copies)
 {
 	static uint8_t bytes[REGION_BYTES];
 	struct iovec iov = { .iov_base = bytes, .iov_len = sizeof(bytes) };
@@ -299,17 +300,8 @@ static void a_connection_is_closed_during_copies(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(puts_and_gets_do_not_touch_a_strangers_memory),
-		cmocka_unit_test(notifications_follow_their_bytes),
-		cmocka_unit_test(puts_that_owe_their_notification_fail),
-		cmocka_unit_test(puts_fail_when_a_rule_is_broken),
-		cmocka_unit_test(memory_of_ours_is_fetched),
-		cmocka_unit_test(a_connection_is_closed_during_copies),
-	};
-
 	if (geteuid() != 0) {
 		return 77; /* it cannot be another user */
 	}
-	return cmocka_run_group_tests_name("clan_wary", tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

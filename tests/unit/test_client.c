@@ -3,12 +3,6 @@
  * The client library against a server of our own that does on purpose what others seldom do. One
  * thread a connection; what it answers is the test's to say. A test that hangs is ended by alarm().
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include <errno.h>
 #include <linux/sockios.h>
@@ -28,6 +22,7 @@
 
 #include "client/guest.h"
 #include "nbd/wire.h"
+#include "unit.h"
 
 enum { EXPORT_BYTES = 16 << 20, CONNECTIONS_MAX = 8, HANG_SECONDS = 60 };
 
@@ -245,7 +240,7 @@ static uint64_t lost(const struct gmb_client *client)
 /* --- tests ------------------------------------------------------------------------------------ */
 
 /* What a program does between two requests is not the server's silence. */
-static void a_pause_is_not_silence(void **state)
+TEST(a_pause_is_not_silence)
 {
 	const struct timespec pause = { .tv_sec = 3, .tv_nsec = 200000000 };
 	struct gmb_options options = {
@@ -256,7 +251,6 @@ static void a_pause_is_not_silence(void **state)
 	struct gmb_client *client;
 	uint8_t bytes[512];
 
-	(void)state;
 	server_start(&server);
 	client = open_at(&server, &queue, &options);
 	for (int i = 0; i < 3; i++) {
@@ -271,7 +265,7 @@ static void a_pause_is_not_silence(void **state)
 }
 
 /* Block sizes that are lawful, and larger than the longest command. */
-static void huge_blocks(void **state)
+TEST(huge_blocks)
 {
 	struct gmb_options options = { .size = sizeof(options), .connections = 1 };
 	struct server server = { .preferred = 64 << 20 };
@@ -279,7 +273,6 @@ static void huge_blocks(void **state)
 	struct gmb_client *client;
 	uint8_t bytes[512];
 
-	(void)state;
 	server_start(&server);
 	client = open_at(&server, &queue, &options);
 	assert_int_equal(gmb_pread(client, bytes, sizeof(bytes), 512), 0);
@@ -313,14 +306,13 @@ static void wrong_done(struct gmb_request *request)
 }
 
 /* A callback that comes from gmb_close() itself may submit as any other. */
-static void close_takes_what_callbacks_submit(void **state)
+TEST(close_takes_what_callbacks_submit)
 {
 	struct gmb_options options = { .size = sizeof(options), .connections = 1 };
 	struct server server = { 0 };
 	struct chain chain = { 0 };
 	struct gmb_queue *queue;
 
-	(void)state;
 	server_start(&server);
 	chain.client = open_at(&server, &queue, &options);
 	gmb_prepare_read(&chain.wrong, chain.bytes, sizeof(chain.bytes), EXPORT_BYTES);
@@ -337,7 +329,7 @@ static void close_takes_what_callbacks_submit(void **state)
 }
 
 /* Requests of which nothing was sent end with their client: whoever waits for them learns that. */
-static void the_end_of_a_client_ends_the_wait(void **state)
+TEST(the_end_of_a_client_ends_the_wait)
 {
 	enum { COUNT = 3, LONG_MS = 1000 };
 	struct gmb_options options = { .size = sizeof(options), .connections = 1 };
@@ -347,7 +339,6 @@ static void the_end_of_a_client_ends_the_wait(void **state)
 	struct gmb_queue *queue;
 	uint8_t bytes[512];
 
-	(void)state;
 	server_start(&server);
 	client = open_at(&server, &queue, &options);
 	for (int i = 0; i < COUNT; i++) {
@@ -367,13 +358,12 @@ static void the_end_of_a_client_ends_the_wait(void **state)
 
 static bool hang_up(struct server *server, int fd, const struct nbd_wire_request *request)
 {
-	(void)fd;
 	atomic_fetch_add(&server->writes, be16_get(request->type) == NBD_CMD_WRITE);
 	return false;
 }
 
 /* Without reconnects a request is not tried elsewhere either: it may have been carried out. */
-static void no_reconnect_fails_at_once(void **state)
+TEST(no_reconnect_fails_at_once)
 {
 	struct gmb_options options = {
 		.size = sizeof(options), .connections = 2, .flags = GMB_OPEN_NO_RECONNECT
@@ -383,7 +373,6 @@ static void no_reconnect_fails_at_once(void **state)
 	struct gmb_client *client;
 	uint8_t bytes[512] = { 0 };
 
-	(void)state;
 	server_start(&server);
 	client = open_at(&server, &queue, &options);
 	assert_int_equal(gmb_pwrite(client, bytes, sizeof(bytes), 0, 0), -ENOTCONN);
@@ -412,7 +401,7 @@ static bool shut_down_once(struct server *server, int fd, const struct nbd_wire_
 
 /* The last answer of a server that shuts down comes before its request is sent, and nothing after
  * it: the client must go elsewhere by itself. */
-static void shutdown_answered_early(void **state)
+TEST(shutdown_answered_early)
 {
 	struct gmb_options options = { .size = sizeof(options), .connections = 1 };
 	struct server server = { .answer = shut_down_once };
@@ -420,7 +409,6 @@ static void shutdown_answered_early(void **state)
 	struct gmb_client *client;
 	uint8_t *bytes = calloc(1, EXPORT_BYTES);
 
-	(void)state;
 	server_start(&server);
 	client = open_at(&server, &queue, &options);
 	assert_int_equal(gmb_pwrite(client, bytes, EXPORT_BYTES, 0, 0), 0);
@@ -429,18 +417,4 @@ static void shutdown_answered_early(void **state)
 	assert_int_equal(gmb_queue_destroy(queue), 0);
 	server_end(&server);
 	free(bytes);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_pause_is_not_silence),
-		cmocka_unit_test(huge_blocks),
-		cmocka_unit_test(close_takes_what_callbacks_submit),
-		cmocka_unit_test(the_end_of_a_client_ends_the_wait),
-		cmocka_unit_test(no_reconnect_fails_at_once),
-		cmocka_unit_test(shutdown_answered_early),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

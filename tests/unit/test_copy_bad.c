@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/bytes.h"
 #include "tools/copy.h"
+#include "unit.h"
 
 enum { BLOCKS = 200, ROUNDS = 300 };
 
@@ -19,22 +12,16 @@ static const struct error reason = { .code = -EIO, .text = "lost" };
 /* What the module asks of the others, and these tests do not. */
 void copy_end_submit(struct copy_end *end, struct copy_io *io)
 {
-	GMB_UNUSED(end);
-	GMB_UNUSED(io);
 	abort();
 }
 
 void copy_loop_moves(struct copy_loop *loop, uint64_t bytes)
 {
-	GMB_UNUSED(loop);
-	GMB_UNUSED(bytes);
 	abort();
 }
 
 bool copy_end_is_open(const struct copy_end *end, int fd)
 {
-	GMB_UNUSED(end);
-	GMB_UNUSED(fd);
 	return false;
 }
 
@@ -61,9 +48,8 @@ static void check(const struct copy_bad *bad, const bool lost[BLOCKS])
 	assert_int_equal(bad->bytes, bytes);
 }
 
-static void test_ranges_come_in_any_order(void **state)
+TEST(test_ranges_come_in_any_order)
 {
-	GMB_UNUSED(state);
 	srandom(1);
 	for (int round = 0; round < ROUNDS; round++) {
 		struct copy_bad bad = { 0 };
@@ -86,13 +72,12 @@ static void test_ranges_come_in_any_order(void **state)
 	}
 }
 
-static void test_the_first_has_its_reason(void **state)
+TEST(test_the_first_has_its_reason)
 {
 	static const uint64_t starts[] = { 50, 70, 20, 60, 10, 30 };
 	static const int firsts[] = { -50, -50, -20, -20, -10, -10 };
 	struct copy_bad bad = { 0 };
 
-	GMB_UNUSED(state);
 	for (size_t i = 0; i < ARRAY_COUNT(starts); i++) {
 		const struct error why = { .code = -(int)starts[i] };
 
@@ -103,13 +88,12 @@ static void test_the_first_has_its_reason(void **state)
 	copy_bad_close(&bad);
 }
 
-static void test_there_may_be_too_many(void **state)
+TEST(test_there_may_be_too_many)
 {
 	struct copy_bad bad = { 0 };
 	struct error error;
 	uint64_t at = 0;
 
-	GMB_UNUSED(state);
 	while (copy_bad_add(&bad, at, at + 1, &reason, &error) == 0) {
 		at += 2;
 		assert_true(at <= 4 << 20);
@@ -118,15 +102,4 @@ static void test_there_may_be_too_many(void **state)
 	assert_int_equal(bad.count, 1 << 20);
 	assert_int_equal(bad.bytes, bad.count);
 	copy_bad_close(&bad);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_ranges_come_in_any_order),
-		cmocka_unit_test(test_the_first_has_its_reason),
-		cmocka_unit_test(test_there_may_be_too_many),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

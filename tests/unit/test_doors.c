@@ -12,6 +12,7 @@
 #include "push/server.h"
 #include "reactor_world.h"
 #include "stores.h"
+#include "unit.h"
 
 enum { CALLERS = 4 };
 
@@ -33,7 +34,6 @@ static bool take_none(void *context, const struct session_kind *kind, const char
 	struct gate *gate = context;
 
 	GMB_UNUSED(kind);
-	GMB_UNUSED(address);
 	if (gate->asked++ == 0) {
 		engine_listen_end(gate->engine, gate->kind, gate->listener);
 	}
@@ -60,11 +60,10 @@ static void call(struct engine *engine, void *context)
 	}
 }
 
-static void a_door_is_forgotten_with_its_last_listener(void **state)
+TEST(a_door_is_forgotten_with_its_last_listener)
 {
 	struct reactor_world world;
 
-	(void)state;
 	reactor_world_begin(&world, export_of_path("", "memory:1M"), kinds, ARRAY_COUNT(kinds));
 	reactor_world_accept(&world);
 	for (uint32_t i = 0; i < ARRAY_COUNT(kinds); i++) {
@@ -84,10 +83,6 @@ static void a_door_is_forgotten_with_its_last_listener(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_door_is_forgotten_with_its_last_listener),
-	};
-
 	stores_register();
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

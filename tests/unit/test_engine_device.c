@@ -4,6 +4,7 @@
  * of those who wait for it.
  */
 #include "engine_world.h"
+#include "unit.h"
 
 enum {
 	BLOCK_BYTES = 4096,
@@ -46,7 +47,7 @@ static void drop(struct world *world, struct export *export)
 }
 
 /* Of a write, only what has come with its header is copied, and lies in RAM. */
-static void test_writes(void **state)
+TEST(test_writes)
 {
 	static uint8_t payload[WRITE_BYTES];
 	static uint8_t got[WRITE_BYTES];
@@ -55,7 +56,6 @@ static void test_writes(void **state)
 	struct client client;
 	struct world world;
 
-	(void)state;
 	world_begin_device(&world, 8 << 20, false);
 	export = add(&world, "disk");
 	counts = measured(&world, export);
@@ -86,7 +86,7 @@ static void set_true(void *arg)
 
 /* With spill=wait: who holds memory of the device and takes nothing is ended when others wait for
  * it, but nobody who holds only RAM. */
-static void test_who_is_ended(void **state)
+TEST(test_who_is_ended)
 {
 	enum { DEVICE_BYTES = 256 << 10, READS = 8, READ_LONG_BYTES = 64 << 10 };
 	struct export *null;
@@ -99,7 +99,6 @@ static void test_who_is_ended(void **state)
 	struct error error;
 	bool over = false;
 
-	(void)state;
 	world_begin_device(&world, DEVICE_BYTES, true);
 	null = export_of_path("null", "null:8M");
 	assert_int_equal(engine_export_add(world.engine, null, &error), 0);
@@ -134,14 +133,4 @@ static void test_who_is_ended(void **state)
 	drop(&world, null);
 	drop(&world, export);
 	world_end(&world);
-}
-
-int main(void)
-{
-	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_writes),
-		cmocka_unit_test(test_who_is_ended),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,7 @@
 
 #include "engine_world.h"
 #include "stores.h"
+#include "unit.h"
 
 enum { MANY = 1000, READS = 8, FLOOD = 200, HANDSHAKES = 8 };
 
@@ -58,14 +59,13 @@ static void run_until_open_count(uint32_t count)
 }
 
 /* An export that is replaced before what it replaced has ended: the third waits for the first. */
-static void test_replaced_again(void **state)
+TEST(test_replaced_again)
 {
 	struct export *exports[3];
 	struct error error;
 	struct client client;
 	struct world world;
 
-	(void)state;
 	world_begin(&world, 16, 64);
 	exports[0] = add_file(&world, "a");
 	client_open(&world, &client, "a");
@@ -90,7 +90,7 @@ static void test_replaced_again(void **state)
 }
 
 /* One that comes after two were removed, of which one has ended. */
-static void test_replaces_what_was_removed(void **state)
+TEST(test_replaces_what_was_removed)
 {
 	static const char *const names[] = { "a", "b", "c" };
 	struct export_use *uses[3];
@@ -99,7 +99,6 @@ static void test_replaces_what_was_removed(void **state)
 	struct error error;
 	struct world world;
 
-	(void)state;
 	world_begin(&world, 16, 64);
 	for (uint32_t i = 0; i < 3; i++) {
 		struct export *export = add_file(&world, names[i]);
@@ -137,7 +136,7 @@ static void test_replaces_what_was_removed(void **state)
 }
 
 /* Others read all the time; each of many exports is removed in the middle of its client's reads. */
-static void test_exports_come_and_go_under_load(void **state)
+TEST(test_exports_come_and_go_under_load)
 {
 	struct client steady;
 	struct world world;
@@ -145,7 +144,6 @@ static void test_exports_come_and_go_under_load(void **state)
 	uint32_t refused = 0;
 	uint32_t open_before;
 
-	(void)state;
 	world_begin(&world, 16, 64);
 	client_open(&world, &steady, "");
 	ask(&steady, READS);
@@ -179,7 +177,7 @@ static void test_exports_come_and_go_under_load(void **state)
 	world_end(&world);
 }
 
-static void test_a_removed_export_cannot_be_found(void **state)
+TEST(test_a_removed_export_cannot_be_found)
 {
 	struct client old;
 	struct client fresh;
@@ -187,7 +185,6 @@ static void test_a_removed_export_cannot_be_found(void **state)
 	struct export *export;
 	struct error error;
 
-	(void)state;
 	world_begin(&world, 16, 64);
 	export = add_file(&world, "x");
 	assert_int_equal(engine_export_add(world.engine, export, &error), -EEXIST);
@@ -212,7 +209,7 @@ static void test_a_removed_export_cannot_be_found(void **state)
 }
 
 /* Who takes no answers is ended after the deadline; the store is closed then. */
-static void test_a_session_that_does_not_finish(void **state)
+TEST(test_a_session_that_does_not_finish)
 {
 	struct client idle;
 	struct client deaf;
@@ -221,7 +218,6 @@ static void test_a_session_that_does_not_finish(void **state)
 	uint32_t open_before;
 	uint64_t begin_ns;
 
-	(void)state;
 	world_begin(&world, 16, 64);
 	open_before = sim_open_count();
 	export = add_file(&world, "x");
@@ -245,7 +241,7 @@ static void test_a_session_that_does_not_finish(void **state)
 
 /* Sessions in the handshake end soon when the engine drains, also those behind one that takes no
  * answers and was to end with its export already. */
-static void test_a_drain_after_a_removal(void **state)
+TEST(test_a_drain_after_a_removal)
 {
 	struct client stuck;
 	struct client silent;
@@ -253,7 +249,6 @@ static void test_a_drain_after_a_removal(void **state)
 	struct export *export;
 	uint64_t begin_ns;
 
-	(void)state;
 	world_begin(&world, 16, 64);
 	export = add_file(&world, "x");
 	client_connect(&world, &stuck);
@@ -308,14 +303,13 @@ static uint32_t error_of(
 	return be32_get(reply.error);
 }
 
-static void test_a_session_sees_its_export_resized(void **state)
+TEST(test_a_session_sees_its_export_resized)
 {
 	struct client client;
 	struct client other;
 	struct world world;
 	struct export *export;
 
-	(void)state;
 	world_begin(&world, 16, 64);
 	export = add_file(&world, "x");
 	client_open(&world, &client, "x");
@@ -361,14 +355,13 @@ static bool knows(const struct world *world, uint64_t bytes)
 }
 
 /* The store that finds its size changed says so, whoever found it. */
-static void test_the_store_tells_that_it_was_resized(void **state)
+TEST(test_the_store_tells_that_it_was_resized)
 {
 	struct client client;
 	struct client other;
 	struct world world;
 	struct export *export;
 
-	(void)state;
 	world_begin(&world, 16, 64);
 	export = add_file(&world, "x");
 	client_open(&world, &client, "x");
@@ -394,14 +387,13 @@ static void test_the_store_tells_that_it_was_resized(void **state)
 	world_end(&world);
 }
 
-static void test_a_session_loses_the_right_to_write(void **state)
+TEST(test_a_session_loses_the_right_to_write)
 {
 	struct client client;
 	struct client other;
 	struct world world;
 	struct export *export;
 
-	(void)state;
 	world_begin(&world, 16, 64);
 	export = add_file(&world, "x");
 	client_open(&world, &client, "x");
@@ -451,7 +443,7 @@ static void set_rights_of_host_1(struct world *world, struct export *export, uin
 	engine_export_rights(world->engine, export);
 }
 
-static void test_rules_decide_and_are_replaced(void **state)
+TEST(test_rules_decide_and_are_replaced)
 {
 	const uint32_t rw = ENGINE_RIGHT_READ | ENGINE_RIGHT_WRITE;
 	struct client client;
@@ -459,7 +451,6 @@ static void test_rules_decide_and_are_replaced(void **state)
 	struct world world;
 	struct export *export;
 
-	(void)state;
 	world_begin(&world, 16, 64);
 	export = add_file(&world, "x");
 	/* Without rules, everybody. */
@@ -497,14 +488,13 @@ static void test_rules_decide_and_are_replaced(void **state)
 }
 
 /* Other exports are listed and chosen, whatever is hidden between them. */
-static void test_hidden_exports_are_passed_over(void **state)
+TEST(test_hidden_exports_are_passed_over)
 {
 	struct session seen = { 0 };
 	struct export *exports[4];
 	struct client client;
 	struct world world;
 
-	(void)state;
 	world_begin(&world, 16, 64);
 	for (uint32_t i = 0; i < ARRAY_COUNT(exports); i++) {
 		exports[i] = add_file(&world, (const char *const[]){ "a", "b", "c", "d" }[i]);
@@ -539,7 +529,6 @@ static uint32_t ended;
 
 static void count_end(struct takeover_member *member)
 {
-	(void)member;
 	ended++;
 }
 
@@ -593,14 +582,13 @@ static void end_person(struct session *session)
 }
 
 /* All have the same address, and ask to replace the connection of the first one. */
-static void test_a_connection_is_replaced_by_its_own_peer(void **state)
+TEST(test_a_connection_is_replaced_by_its_own_peer)
 {
 	struct session persons[5];
 	struct client client;
 	struct world world;
 	struct export *other;
 
-	(void)state;
 	world_begin(&world, 16, 64);
 	client_open(&world, &client, "");
 	other = add_file(&world, "other");
@@ -620,6 +608,7 @@ static void test_a_connection_is_replaced_by_its_own_peer(void **state)
 	assert_int_equal(ended, 0);
 	encrypt(&persons[4], 1); /* another certificate of the same principal */
 	assert_true(replaces(&persons[4], world.export));
+	assert_true(replaces(&persons[4], world.export)); /* it still waits */
 	while (ended == 0) {
 		assert_true(sim_step());
 	}
@@ -633,6 +622,79 @@ static void test_a_connection_is_replaced_by_its_own_peer(void **state)
 	}
 	remove_it(&world, other);
 	world_end(&world);
+}
+
+static void begin_persons(struct world *world, struct client *client, struct session persons[3])
+{
+	world_begin(world, 16, 64);
+	client_open(world, client, "");
+	for (uint32_t i = 0; i < 3; i++) {
+		begin_person(&persons[i], world);
+	}
+}
+
+static void end_persons(struct world *world, struct session persons[3])
+{
+	for (uint32_t i = 0; i < 3; i++) {
+		end_person(&persons[i]);
+	}
+	world_end(world);
+}
+
+/* Two earlier connections have the name. The one that replaces them asks again while the message
+ * that wakes it is on its way. */
+TEST(a_connection_that_was_woken_waits_for_its_message)
+{
+	struct session persons[3];
+	struct client client;
+	struct world world;
+
+	begin_persons(&world, &client, persons);
+	session_takeover_join(&persons[0], world.export, token, sizeof(token));
+	session_takeover_join(&persons[1], world.export, token, sizeof(token));
+	for (uint32_t i = 2; i-- > 0;) {
+		ended = 0;
+		assert_true(replaces(&persons[2], world.export));
+		while (ended == 0) {
+			assert_true(sim_step());
+		}
+		takeover_leave(&persons[i].member);
+		assert_true(replaces(&persons[2], world.export));
+		while (ended == 1) {
+			assert_true(sim_step());
+		}
+		assert_int_equal(ended, 2); /* an end and a message, not two ends */
+	}
+	assert_false(replaces(&persons[2], world.export));
+	end_persons(&world, persons);
+}
+
+/* A connection waits for an earlier one, and a third one for it. When it asks again, it does not
+ * end the third one. */
+TEST(a_connection_does_not_end_one_that_waits_for_it)
+{
+	struct session persons[3];
+	struct client client;
+	struct world world;
+
+	begin_persons(&world, &client, persons);
+	ended = 0;
+	session_takeover_join(&persons[0], world.export, token, sizeof(token));
+	session_takeover_join(&persons[1], world.export, token, sizeof(token));
+	assert_true(replaces(&persons[1], world.export));
+	session_takeover_join(&persons[2], world.export, token, sizeof(token));
+	takeover_leave(&persons[0].member);
+	assert_true(replaces(&persons[2], world.export));
+	while (ended < 3) { /* both ends, and the message to the second one */
+		assert_true(sim_step());
+	}
+	assert_false(replaces(&persons[1], world.export));
+	takeover_leave(&persons[1].member);
+	while (ended < 4) {
+		assert_true(sim_step());
+	}
+	assert_false(replaces(&persons[2], world.export));
+	end_persons(&world, persons);
 }
 
 static struct session *newest(const struct world *world)
@@ -702,14 +764,13 @@ static void open_as(struct world *world, struct client *client, uint8_t number)
 	client->got = 0;
 }
 
-static void test_a_review_ends_those_that_may_not_stay(void **state)
+TEST(test_a_review_ends_those_that_may_not_stay)
 {
 	static const uint8_t numbers[] = { 2, 1, 0, 3, 4, 5 };
 	struct client clients[ARRAY_COUNT(numbers)];
 	struct reviewed seen = { 0 };
 	struct world world;
 
-	(void)state;
 	world_begin(&world, 16, 64);
 	for (size_t i = 0; i < ARRAY_COUNT(numbers); i++) {
 		open_as(&world, &clients[i], numbers[i]);
@@ -776,13 +837,12 @@ static void finish_handshake(struct client *client, uint32_t said)
 
 /* The places for handshakes are full many times over, and slow handshakes succeed: of another host
  * without a word, of the same one after a byte. */
-static void test_slow_handshakes_survive_a_flood(void **state)
+TEST(test_slow_handshakes_survive_a_flood)
 {
 	struct client other;
 	struct client same;
 	struct world world;
 
-	(void)state;
 	world_begin(&world, 16, 64);
 	log_set_level(LOG_LEVEL_ERROR);
 	world.engine->limits.handshakes_max = HANDSHAKES + 2;
@@ -798,12 +858,11 @@ static void test_slow_handshakes_survive_a_flood(void **state)
 }
 
 /* Strangers speak as well, and one of the same host was identified by TLS before. */
-static void test_an_identified_newcomer_survives_a_flood(void **state)
+TEST(test_an_identified_newcomer_survives_a_flood)
 {
 	struct client client;
 	struct world world;
 
-	(void)state;
 	world_begin(&world, 16, 64);
 	log_set_level(LOG_LEVEL_ERROR);
 	world.engine->limits.handshakes_max = HANDSHAKES + 1;
@@ -822,7 +881,7 @@ static const struct engine_client *newest_client(const struct world *world)
 }
 
 /* As many clients as fit are counted apart, all others together; who has left makes room. */
-static void test_clients_are_counted_apart(void **state)
+TEST(test_clients_are_counted_apart)
 {
 	enum { HOSTS = ENGINE_CLIENTS_EACH_MAX + 2 };
 	static struct client clients[HOSTS];
@@ -830,7 +889,6 @@ static void test_clients_are_counted_apart(void **state)
 	struct client late;
 	struct world world;
 
-	(void)state;
 	world_begin(&world, 16, 64);
 	for (uint32_t i = 0; i < HOSTS; i++) {
 		assert_true(client_try_from(&world, &clients[i], (uint8_t)(i + 1), ""));
@@ -867,25 +925,6 @@ static void test_clients_are_counted_apart(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_clients_are_counted_apart),
-		cmocka_unit_test(test_exports_come_and_go_under_load),
-		cmocka_unit_test(test_replaced_again),
-		cmocka_unit_test(test_replaces_what_was_removed),
-		cmocka_unit_test(test_a_removed_export_cannot_be_found),
-		cmocka_unit_test(test_a_session_that_does_not_finish),
-		cmocka_unit_test(test_a_drain_after_a_removal),
-		cmocka_unit_test(test_a_session_sees_its_export_resized),
-		cmocka_unit_test(test_the_store_tells_that_it_was_resized),
-		cmocka_unit_test(test_a_session_loses_the_right_to_write),
-		cmocka_unit_test(test_rules_decide_and_are_replaced),
-		cmocka_unit_test(test_hidden_exports_are_passed_over),
-		cmocka_unit_test(test_a_connection_is_replaced_by_its_own_peer),
-		cmocka_unit_test(test_a_review_ends_those_that_may_not_stay),
-		cmocka_unit_test(test_slow_handshakes_survive_a_flood),
-		cmocka_unit_test(test_an_identified_newcomer_survives_a_flood),
-	};
-
 	stores_register();
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

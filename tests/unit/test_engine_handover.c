@@ -13,6 +13,7 @@
 #include "engine/snapshot.h"
 #include "store/kind.h"
 #include "stores.h"
+#include "unit.h"
 
 enum {
 	BYTES_MAX = 4 << 20,
@@ -94,7 +95,6 @@ static void endpoint_closed(void *context, const struct peer *peer)
 {
 	struct world *world = context;
 
-	GMB_UNUSED(peer);
 	world->gone++;
 }
 
@@ -136,7 +136,6 @@ static void deliver_end(struct ring *ring, struct ring_message *message)
 {
 	struct ending *ending = container_of(message, struct ending, message);
 
-	GMB_UNUSED(ring);
 	engine_drain(ending->engine, SECOND_NS, drained, ending);
 }
 
@@ -234,7 +233,7 @@ static struct export *add(struct world *world, const char *name, const char *fau
 /* --- tests ---------------------------------------------------------------------------------- */
 
 /* Its process waits for the answer to A, and receives nothing of B meanwhile. */
-static void test_a_reader_that_waits_for_another_connection(void **state)
+TEST(test_a_reader_that_waits_for_another_connection)
 {
 	struct export *export;
 	struct engine_rest rest;
@@ -243,7 +242,6 @@ static void test_a_reader_that_waits_for_another_connection(void **state)
 	struct client late;
 	struct world world;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	export = add(&world, "disk", NULL);
 	client_open(&world, &a, "disk");
@@ -296,7 +294,7 @@ static void test_a_reader_that_waits_for_another_connection(void **state)
 
 /* Who receives nothing although all others are served is ended, and its time begins with the pause:
  * it had received nothing for long before. */
-static void test_a_reader_that_stops(void **state)
+TEST(test_a_reader_that_stops)
 {
 	struct engine_rest rest = { 0 };
 	struct export *export;
@@ -304,7 +302,6 @@ static void test_a_reader_that_stops(void **state)
 	struct world world;
 	uint64_t began_ns;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	world.engine->limits.stall_timeout_ns = 1000 * SECOND_NS; /* another limit, for memory */
 	export = add(&world, "disk", NULL);
@@ -355,7 +352,7 @@ static uint32_t below(uint32_t limit)
 
 /* A write that has come up to any byte goes on in the next process, and the one after that; so does
  * what follows it. The old process waits for nothing. */
-static void test_a_write_that_has_begun(void **state)
+TEST(test_a_write_that_has_begun)
 {
 	for (uint32_t turn = 0; turn < TURNS; turn++) {
 		struct nbd_wire_request request;
@@ -425,11 +422,10 @@ static void test_a_write_that_has_begun(void **state)
 }
 
 /* An error of its first piece is not forgotten, nor what it was refused for. */
-static void test_a_write_that_has_failed(void **state)
+TEST(test_a_write_that_has_failed)
 {
 	static const char *const faults[] = { "write:EIO:range=0+4096", NULL };
 
-	(void)state;
 	for (uint32_t i = 0; i < ARRAY_COUNT(faults); i++) {
 		struct nbd_wire_request request =
 			talk_request(NBD_CMD_WRITE, faults[i] != NULL ? 0 : 5 << 20, BYTES_MAX);
@@ -460,7 +456,7 @@ static void test_a_write_that_has_failed(void **state)
 
 /* Who is in the middle of a request hears that the server lives, but not at rest: the connection
  * may be another process's at any time, and half a sign in it. */
-static void test_signs_of_life_end_with_the_rest(void **state)
+TEST(test_signs_of_life_end_with_the_rest)
 {
 	struct nbd_wire_request request = talk_request(NBD_CMD_WRITE, 0, BYTES_MAX);
 	struct told_sessions sessions = { 0 };
@@ -471,7 +467,6 @@ static void test_signs_of_life_end_with_the_rest(void **state)
 	uint64_t got;
 	int old_fd;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	export = add(&world, "disk", NULL);
 	client_open(&world, &client, "disk");
@@ -516,11 +511,10 @@ static void end_use(struct world *world, struct export *export)
 /* The export there waits for another one to end: before the other process serves, afterwards, for
  * longer than a handshake takes, or until a third process takes over. The session has it as soon as
  * it can, and ends in silence if it cannot. */
-static void test_an_export_that_cannot_be_had_yet(void **state)
+TEST(test_an_export_that_cannot_be_had_yet)
 {
 	enum { BEFORE, AFTER, TOO_LATE, NEXT, CASES };
 
-	(void)state;
 	for (int when = BEFORE; when < CASES; when++) {
 		struct told_sessions sessions = { 0 };
 		struct export *before;
@@ -589,19 +583,17 @@ static struct store_snapshot_request *snapshot_request;
 
 static void hold_request(struct store *store, struct store_snapshot_request *request)
 {
-	(void)store;
 	snapshot_request = request;
 }
 
 static void snapshot_made(struct engine_snapshot *snapshot, int result, const char *text)
 {
 	(void)snapshot;
-	(void)text;
 	*(int *)snapshot->request.context = result;
 }
 
 /* No other process takes a store over while it creates a snapshot for a job. */
-static void test_a_snapshot_that_is_being_created(void **state)
+TEST(test_a_snapshot_that_is_being_created)
 {
 	struct engine_export *of;
 	struct engine_snapshot snapshot = { 0 };
@@ -611,7 +603,6 @@ static void test_a_snapshot_that_is_being_created(void **state)
 	struct world world;
 	int result = 0;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	export = add(&world, "diskA", NULL);
 	of = world.engine->exports[world.engine->export_count - 1];
@@ -636,19 +627,4 @@ static void test_a_snapshot_that_is_being_created(void **state)
 	export->store->ops = own_ops;
 	export->store->owner.ring = NULL;
 	end_world(&world, export);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_a_reader_that_waits_for_another_connection),
-		cmocka_unit_test(test_a_reader_that_stops),
-		cmocka_unit_test(test_a_write_that_has_begun),
-		cmocka_unit_test(test_a_write_that_has_failed),
-		cmocka_unit_test(test_signs_of_life_end_with_the_rest),
-		cmocka_unit_test(test_an_export_that_cannot_be_had_yet),
-		cmocka_unit_test(test_a_snapshot_that_is_being_created),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

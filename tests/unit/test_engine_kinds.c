@@ -13,6 +13,7 @@
 #include "nbd/server/server.h"
 #include "reactor_world.h"
 #include "stores.h"
+#include "unit.h"
 
 enum { ROUNDS = 100, BYTES = 100000 };
 
@@ -39,7 +40,7 @@ static int dial_echo(const struct reactor_world *world, char what)
 
 /* --- tests ---------------------------------------------------------------------------------- */
 
-static void test_echo_beside_nbd(void **state)
+TEST(test_echo_beside_nbd)
 {
 	static uint8_t bytes[BYTES];
 	static uint8_t back[BYTES];
@@ -48,7 +49,6 @@ static void test_echo_beside_nbd(void **state)
 	int nbd[SESSIONS];
 	int discard;
 
-	(void)state;
 	for (uint32_t i = 0; i < BYTES; i++) {
 		bytes[i] = (uint8_t)(i * 7 + i / 251);
 	}
@@ -84,7 +84,7 @@ static void sum(struct engine *engine, void *context)
 	counter_table_add(&engine_counter_table, context, &engine->counters);
 }
 
-static void test_limits_and_counters_are_common(void **state)
+TEST(test_limits_and_counters_are_common)
 {
 	struct engine_counters counters = { 0 };
 	struct reactor_world server;
@@ -92,7 +92,6 @@ static void test_limits_and_counters_are_common(void **state)
 	int echo;
 	int nbd;
 
-	(void)state;
 	world_begin(&server);
 	echo = dial_echo(&server, 'e');
 	assert_true(take(echo, &byte, 1));
@@ -124,12 +123,11 @@ static void take_away(struct engine *engine, void *context)
 	engine_export_remove(engine, context, 10 * SECOND_NS);
 }
 
-static void test_exports_on_running_reactors(void **state)
+TEST(test_exports_on_running_reactors)
 {
 	struct reactor_world server;
 	int steady;
 
-	(void)state;
 	world_begin(&server);
 	steady = dial_nbd(&server, "");
 	for (int round = 0; round < ROUNDS; round++) {
@@ -182,12 +180,11 @@ static uint32_t write_nbd(int fd)
 	return be32_get(reply.error);
 }
 
-static void test_rights_change_on_running_reactors(void **state)
+TEST(test_rights_change_on_running_reactors)
 {
 	struct reactor_world server;
 	int fds[SESSIONS];
 
-	(void)state;
 	world_begin(&server);
 	for (int i = 0; i < SESSIONS; i++) {
 		fds[i] = dial_nbd(&server, "");
@@ -252,7 +249,6 @@ static int dial_reader(const struct reactor_world *world)
 
 static void set_stall_timeout(struct engine *engine, void *context)
 {
-	GMB_UNUSED(context);
 	engine->limits.stall_timeout_ns = 3 * SECOND_NS;
 }
 
@@ -269,7 +265,7 @@ static uint32_t sessions(const struct reactor_world *world)
 
 /* Memory is short all the time. Who receives 30 KB a second is not ended, although a message to it
  * takes a minute; who receives nothing is. */
-static void test_slow_readers(void **state)
+TEST(test_slow_readers)
 {
 	enum { SLOW = 3 * REACTORS, PIECE_BYTES = 1000, PIECE_MS = 33, TOTAL_BYTES = 200000 };
 	uint8_t piece[PIECE_BYTES];
@@ -278,7 +274,6 @@ static void test_slow_readers(void **state)
 	int mute[REACTORS];
 	uint32_t received = 0; /* the least of any */
 
-	(void)state;
 	reactor_world_begin(&server, export_of_path("", "memory:1M"), kinds, ARRAY_COUNT(kinds));
 	listen_by_tcp(&server);
 	for (int i = 0; i < REACTORS; i++) {
@@ -309,14 +304,6 @@ static void test_slow_readers(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_echo_beside_nbd),
-		cmocka_unit_test(test_limits_and_counters_are_common),
-		cmocka_unit_test(test_exports_on_running_reactors),
-		cmocka_unit_test(test_rights_change_on_running_reactors),
-		cmocka_unit_test(test_slow_readers),
-	};
-
 	stores_register();
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

@@ -1,14 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Leases of clients without a number, while another process takes them over, on a simulated
- * machine: what a reactor does before the others have adopted their sessions, and what the old
- * process tells when a client leaves meanwhile.
+ * Leases on a simulated machine: of clients without a number, while another process takes them
+ * over (what a reactor does before the others have adopted their sessions, and what the old process
+ * tells when a client leaves meanwhile); and of a client that takes the lease when there is no
+ * memory.
  */
 #include "engine_world.h"
 
+#include <errno.h>
+#include <stdlib.h>
+
 #include "engine/lease.h"
+#include "unit.h"
 
 enum { WRITE_BYTES = 512, SIMPLE_BYTES = sizeof(struct nbd_wire_simple_reply) };
+
+static bool calloc_fails;
+
+void *__real_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+
+void *__wrap_calloc(size_t count, size_t bytes)
+{
+	return calloc_fails ? NULL : __real_calloc(count, bytes);
+}
 
 /* Returns the error of a write. */
 static uint32_t write_error(struct client *client)
@@ -27,7 +42,6 @@ static uint32_t write_error(struct client *client)
 
 static int count_holder(void *context, const struct lease_view *view)
 {
-	GMB_UNUSED(view);
 	*(uint32_t *)context += 1;
 	return 0;
 }
@@ -40,26 +54,15 @@ static uint32_t holders(struct lease_book *book)
 	return count;
 }
 
-static void test_a_writer_whose_session_is_not_adopted_yet(void **state)
+/* A holder whose session is not adopted excludes a writer, but only for a time. */
+static void check_adoption(const struct lease_view *holder)
 {
-	const uint64_t connection = 7;
-	const struct lease_view writer = {
-		.export = "",
-		.owner = { .address = { [ACCESS_ADDRESS_BYTES - 1] = 1 } },
-		.mode = LEASE_EXCLUSIVE,
-		.name = "writer",
-		.node = "",
-		.offered_to = "",
-		.connections = &connection,
-		.connection_count = 1,
-	};
 	struct lease_book *book = lease_book_create();
 	struct world world;
 	struct client other;
 
-	GMB_UNUSED(state);
 	world_begin_leases(&world, book);
-	assert_int_equal(lease_book_restore(book, &writer, sim_now_ns()), 0);
+	assert_int_equal(lease_book_restore(book, holder, sim_now_ns()), 0);
 	assert_true(client_try_from(&world, &other, 2, ""));
 	assert_int_equal(write_error(&other), NBD_EPERM);
 	assert_int_equal(holders(book), 1);
@@ -71,13 +74,34 @@ static void test_a_writer_whose_session_is_not_adopted_yet(void **state)
 	lease_book_destroy(book);
 }
 
-static void test_a_holder_that_leaves_during_an_upgrade(void **state)
+TEST(test_sessions_that_are_not_adopted_yet)
+{
+	const uint64_t connection = 7;
+	struct lease_view holder = {
+		.export = "",
+		.owner = { .address = { [ACCESS_ADDRESS_BYTES - 1] = 1 } },
+		.mode = LEASE_EXCLUSIVE,
+		.name = "holder",
+		.node = "",
+		.offered_to = "",
+		.connections = &connection,
+		.connection_count = 1,
+	};
+
+	check_adoption(&holder);
+	holder.owner = (struct lease_owner){ .is_named = true };
+	holder.mode = LEASE_SHARED;
+	holder.is_reader = true;
+	holder.ms = LEASE_MS_MAX;
+	check_adoption(&holder);
+}
+
+TEST(test_a_holder_that_leaves_during_an_upgrade)
 {
 	struct lease_book *book = lease_book_create();
 	struct world world;
 	struct client client;
 
-	GMB_UNUSED(state);
 	world_begin_leases(&world, book);
 	assert_true(client_try_from(&world, &client, 1, ""));
 	assert_int_equal(write_error(&client), 0);
@@ -93,12 +117,49 @@ static void test_a_holder_that_leaves_during_an_upgrade(void **state)
 	lease_book_destroy(book);
 }
 
-int main(void)
+/* Returns the session that has no lease. */
+static struct session *session_without_lease(const struct world *world)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_a_writer_whose_session_is_not_adopted_yet),
-		cmocka_unit_test(test_a_holder_that_leaves_during_an_upgrade),
-	};
+	list_for_each(entry, &world->engine->sessions)
+	{
+		struct session *session = list_entry(entry, struct session, node);
 
-	return cmocka_run_group_tests(tests, NULL, NULL);
+		if (session->lease_holder == NULL) {
+			return session;
+		}
+	}
+	return NULL;
+}
+
+TEST(test_no_memory_for_a_client_that_preempts)
+{
+	struct lease_book *book = lease_book_create();
+	struct session *session;
+	struct client holder;
+	struct client other;
+	struct world world;
+
+	world_begin_leases(&world, book);
+	assert_true(client_try_from(&world, &holder, 1, ""));
+	assert_int_equal(write_error(&holder), 0);
+	assert_true(client_try_from(&world, &other, 2, ""));
+	session = session_without_lease(&world);
+	assert_non_null(session);
+	session->lease_want = (struct lease_want){
+		.mode = LEASE_EXCLUSIVE, .preempt = true, .ms = LEASE_MS_MAX, .id = { 1 }
+	};
+	calloc_fails = true;
+	assert_int_equal(session_lease_take(session, world.export, ENGINE_RIGHT_WRITE), -EACCES);
+	calloc_fails = false;
+	assert_int_equal(holders(book), 1);
+	assert_int_equal(write_error(&holder), 0); /* it still has the lease */
+	assert_int_equal(session_lease_take(session, world.export, ENGINE_RIGHT_WRITE), -EAGAIN);
+	while (world.gone == 0) {
+		assert_true(sim_step());
+	}
+	assert_int_equal(session_lease_take(session, world.export, ENGINE_RIGHT_WRITE), 0);
+	sim_socket_close(holder.fd);
+	sim_socket_close(other.fd);
+	world_end(&world);
+	lease_book_destroy(book);
 }

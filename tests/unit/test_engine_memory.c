@@ -4,6 +4,7 @@
  * may, whoever takes nothing leaves room, and nobody who shares nothing with them feels it.
  */
 #include "engine_world.h"
+#include "unit.h"
 
 #include <errno.h>
 
@@ -131,7 +132,7 @@ static void close_all(struct client *clients, int count)
 
 /* Those who take nothing fill what their export may hold. Neighbours on it go on with what is their
  * own, and other exports do not notice. */
-static void test_an_export(void **state)
+TEST(test_an_export)
 {
 	enum { HUNGRY = 4, READS = 20 };
 	struct client hungry[HUNGRY];
@@ -144,7 +145,6 @@ static void test_an_export(void **state)
 	uint64_t held_bytes;
 	uint64_t began_ns;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	small = add(&world, "small");
 	large = add(&world, "large");
@@ -187,14 +187,13 @@ static void test_an_export(void **state)
 }
 
 /* Replies far longer than what may be held come all the same, whatever it is while they do. */
-static void test_long_replies(void **state)
+TEST(test_long_replies)
 {
 	enum { CLIENTS = 3, READS = 8 };
 	struct client clients[CLIENTS];
 	struct export *small;
 	struct world world;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	small = add(&world, "small");
 	for (uint64_t bytes = QUOTA_BYTES; bytes >= PATH_RESERVE_BYTES; bytes /= 4) {
@@ -225,7 +224,7 @@ static void test_long_replies(void **state)
 /* Less is allowed than is held: nothing is taken away, nothing is added, and what is under way
  * ends.
  */
-static void test_less_than_is_held(void **state)
+TEST(test_less_than_is_held)
 {
 	enum { CLIENTS = 3, READS = 8 };
 	struct client clients[CLIENTS];
@@ -234,7 +233,6 @@ static void test_less_than_is_held(void **state)
 	struct world world;
 	uint64_t held_bytes;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	small = add(&world, "small");
 	for (int i = 0; i < CLIENTS; i++) {
@@ -264,7 +262,7 @@ static void test_less_than_is_held(void **state)
 /* A reply that has begun goes on with what it holds, although less is allowed now and another
  * client has all of it: its own block is not there for it while the payload of a write stays away.
  */
-static void test_a_reply_that_has_begun(void **state)
+TEST(test_a_reply_that_has_begun)
 {
 	enum { PAYLOAD = (64 << 10) + 1, AT_ONCE = 16384 };
 	static const uint8_t payload[AT_ONCE];
@@ -274,7 +272,6 @@ static void test_a_reply_that_has_begun(void **state)
 	struct world world;
 	uint64_t began_ns;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	small = add(&world, "small");
 	open_hungry(&world, &client, 0, "small", LONG_BYTES, 1);
@@ -298,7 +295,7 @@ static void test_a_reply_that_has_begun(void **state)
 
 /* A peer that takes nothing is ended when others wait for what it holds: those of its export, and
  * neither for its own sake nor for that of other exports. */
-static void test_who_is_ended(void **state)
+TEST(test_who_is_ended)
 {
 	enum { SQUATTERS = 2 };
 	struct client squatters[SQUATTERS];
@@ -308,7 +305,6 @@ static void test_who_is_ended(void **state)
 	struct export *exports[3];
 	struct world world;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	exports[0] = add(&world, "small");
 	exports[1] = add(&world, "free");
@@ -343,7 +339,7 @@ static void test_who_is_ended(void **state)
 
 /* Each identity may hold as much as its rule says, over all exports; of it each engine has an equal
  * part, but room for one window. */
-static void test_identities(void **state)
+TEST(test_identities)
 {
 	enum { HUNGRY = 8, READS = 20, ENGINES = 4 };
 	const uint8_t not_encrypted = 0;
@@ -358,7 +354,6 @@ static void test_identities(void **state)
 	struct world world;
 	uint64_t held_bytes;
 
-	(void)state;
 	assert_int_equal(access_rule_add(&condition, ACCESS_TLS, &not_encrypted, 1), 0);
 	assert_int_equal(rate_rules_create(&condition, &rule, 1, &rules), 0);
 	access_rule_fini(&(struct access_rule){ .condition_count = condition.condition_count,
@@ -402,7 +397,7 @@ static void test_identities(void **state)
 	rate_rules_destroy(rules);
 }
 
-static void test_texts(void **state)
+TEST(test_texts)
 {
 	static const struct {
 		const char *text;
@@ -421,7 +416,6 @@ static void test_texts(void **state)
 		{ "all", 0, NULL },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(texts); i++) {
 		char text[RATE_TEXT_BYTES];
 		uint64_t bytes = 1;
@@ -437,19 +431,4 @@ static void test_texts(void **state)
 			assert_int_equal(bytes, 1);
 		}
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_an_export),
-		cmocka_unit_test(test_long_replies),
-		cmocka_unit_test(test_less_than_is_held),
-		cmocka_unit_test(test_a_reply_that_has_begun),
-		cmocka_unit_test(test_who_is_ended),
-		cmocka_unit_test(test_identities),
-		cmocka_unit_test(test_texts),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  * for its turn has, keeps and hears. tests/sim/rate_scenario.c tests the rates themselves.
  */
 #include "engine_world.h"
+#include "unit.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -48,12 +49,11 @@ static uint64_t answers_in_a_second(struct client *client, uint64_t answer_bytes
 
 /* --- tests ---------------------------------------------------------------------------------- */
 
-static void test_requests_a_second(void **state)
+TEST(test_requests_a_second)
 {
 	struct client client;
 	struct world world;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	client_open(&world, &client, "");
 	set_rate(&world, "requests=100:burst=10ms");
@@ -69,14 +69,13 @@ static void test_requests_a_second(void **state)
 }
 
 /* Also where what a pause brings is no whole number of requests. */
-static void test_rates_that_are_no_round_number(void **state)
+TEST(test_rates_that_are_no_round_number)
 {
 	static const uint64_t rates[] = { 1100, 1900, 2900, 7700 };
 	struct client client;
 	struct world world;
 	char text[64];
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	client_open(&world, &client, "");
 	for (size_t i = 0; i < ARRAY_COUNT(rates); i++) {
@@ -95,7 +94,7 @@ static void test_rates_that_are_no_round_number(void **state)
 }
 
 /* By what they move, which includes the payload of writes, and does not include holes. */
-static void test_bytes_a_second(void **state)
+TEST(test_bytes_a_second)
 {
 	enum { EACH = 4096, SIMPLE = sizeof(struct nbd_wire_simple_reply) };
 	static const uint8_t payload[EACH];
@@ -104,7 +103,6 @@ static void test_bytes_a_second(void **state)
 	struct client trimmer;
 	struct world world;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	client_open(&world, &reader, "");
 	set_rate(&world, "400K:burst=20ms");
@@ -129,13 +127,12 @@ static void test_bytes_a_second(void **state)
 }
 
 /* What is longer than the burst goes whole, and is waited for afterwards. */
-static void test_a_request_longer_than_the_burst(void **state)
+TEST(test_a_request_longer_than_the_burst)
 {
 	struct client client;
 	struct world world;
 	uint64_t began_ns;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	client_open(&world, &client, "");
 	set_rate(&world, "4K:burst=100ms");
@@ -152,7 +149,7 @@ static void test_a_request_longer_than_the_burst(void **state)
 }
 
 /* Who waits has no request, no place and no memory, and is not idle. */
-static void test_what_a_client_that_waits_has(void **state)
+TEST(test_what_a_client_that_waits_has)
 {
 	static const uint8_t payload[16384];
 	struct client reader;
@@ -162,7 +159,6 @@ static void test_what_a_client_that_waits_has(void **state)
 	uint64_t began_ns;
 	uint64_t seconds;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	world.engine->limits.idle_timeout_ns = 5 * SECOND_NS;
 	free_bytes = arena_free_bytes(world.engine->arena);
@@ -199,7 +195,7 @@ static void test_what_a_client_that_waits_has(void **state)
 }
 
 /* Peers take turns, whatever one of them asks for, and one export does not wait for another. */
-static void test_turns(void **state)
+TEST(test_turns)
 {
 	enum { GREEDY = 5 };
 	struct export *export;
@@ -210,7 +206,6 @@ static void test_turns(void **state)
 	struct world world;
 	uint64_t sum = 0;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	export = export_of_path("other", "memory:65536");
 	assert_int_equal(engine_export_add(world.engine, export, &error), 0);
@@ -254,7 +249,7 @@ static void open_from(struct world *world, struct client *client, uint8_t host)
 
 /* Each identity has the rate of its rule for itself, and at most so many connections; a limited one
  * takes nothing from the others, whatever the export's rate. */
-static void test_identities(void **state)
+TEST(test_identities)
 {
 	enum { HOSTS = 3, CONNECTIONS = 2 };
 	const uint8_t not_encrypted = 0;
@@ -268,7 +263,6 @@ static void test_identities(void **state)
 	struct world world;
 	uint32_t identities;
 
-	(void)state;
 	assert_int_equal(rate_parse("requests=100:burst=10ms", &rule.limits, &error), 0);
 	assert_int_equal(access_rule_add(&condition, ACCESS_TLS, &not_encrypted, 1), 0);
 	assert_int_equal(rate_rules_create(&condition, &rule, 1, &rules), 0);
@@ -325,7 +319,7 @@ static void test_identities(void **state)
 }
 
 /* Who leaves and comes back has the same rate, not a new burst. */
-static void test_an_identity_that_comes_back(void **state)
+TEST(test_an_identity_that_comes_back)
 {
 	enum { BURST = 10 };
 	struct access_rule condition = { .origin = (char *)"rule" };
@@ -335,7 +329,6 @@ static void test_an_identity_that_comes_back(void **state)
 	struct error error;
 	struct world world;
 
-	(void)state;
 	assert_int_equal(rate_parse("requests=10:burst=1s", &rule.limits, &error), 0);
 	assert_int_equal(rate_rules_create(&condition, &rule, 1, &rules), 0);
 	world_begin(&world, 128, 1024);
@@ -359,14 +352,13 @@ static void test_an_identity_that_comes_back(void **state)
 }
 
 /* What waits when the server stops is refused, and its clients are not kept waiting. */
-static void test_stop(void **state)
+TEST(test_stop)
 {
 	enum { SIMPLE = sizeof(struct nbd_wire_simple_reply) };
 	struct client client;
 	struct world world;
 	uint64_t began_ns;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	client_open(&world, &client, "");
 	set_rate(&world, "requests=1:burst=10ms");
@@ -383,7 +375,7 @@ static void test_stop(void **state)
 	world_finish(&world);
 }
 
-static void test_texts(void **state)
+TEST(test_texts)
 {
 	static const struct {
 		const char *text;
@@ -414,7 +406,6 @@ static void test_texts(void **state)
 			NULL },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(texts); i++) {
 		struct rate_limits limits = { 0 };
 		char text[RATE_TEXT_BYTES];
@@ -430,22 +421,4 @@ static void test_texts(void **state)
 			assert_int_equal(limits.burst_ns, 0);
 		}
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_requests_a_second),
-		cmocka_unit_test(test_rates_that_are_no_round_number),
-		cmocka_unit_test(test_bytes_a_second),
-		cmocka_unit_test(test_a_request_longer_than_the_burst),
-		cmocka_unit_test(test_what_a_client_that_waits_has),
-		cmocka_unit_test(test_turns),
-		cmocka_unit_test(test_identities),
-		cmocka_unit_test(test_an_identity_that_comes_back),
-		cmocka_unit_test(test_stop),
-		cmocka_unit_test(test_texts),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  * them in turn, and none of them keeps one that it does nothing with.
  */
 #include "engine_world.h"
+#include "unit.h"
 
 #include <errno.h>
 
@@ -11,7 +12,7 @@
 
 /* Some that always want more than they may have take each place that becomes free before it comes
  * to who asked later, unless they must stand in line again. */
-static void test_a_modest_client_among_greedy_ones(void **state)
+TEST(test_a_modest_client_among_greedy_ones)
 {
 	enum { GREEDY = 3, EACH = 4, WANTED = 2000 };
 	struct client greedy[GREEDY];
@@ -20,7 +21,6 @@ static void test_a_modest_client_among_greedy_ones(void **state)
 	uint64_t before = 0;
 	uint64_t after = 0;
 
-	(void)state;
 	world_begin(&world, EACH, GREEDY * EACH);
 	for (int i = 0; i < GREEDY; i++) {
 		client_open(&world, &greedy[i], "");
@@ -79,7 +79,7 @@ static void trickle(void *arg)
 
 /* A write that is refused has its place until its payload is taken. Whoever keeps that back keeps a
  * place that nobody else needs: each session has one of its own. */
-static void test_refused_writes_whose_payload_stays_away(void **state)
+TEST(test_refused_writes_whose_payload_stays_away)
 {
 	/* A short one would be waited for before there is a request. */
 	enum { PAYLOAD = (64 << 10) + 1, AT_ONCE = PAYLOAD - 8, SILENT = 2 };
@@ -90,7 +90,6 @@ static void test_refused_writes_whose_payload_stays_away(void **state)
 	struct world world;
 	uint64_t began_ns;
 
-	(void)state;
 	world_begin(&world, SILENT + 1, SILENT + 1);
 	for (int i = 0; i < SILENT; i++) {
 		client_open(&world, &silent[i], "");
@@ -134,7 +133,7 @@ static void send_owed(void *arg)
 
 /* There is one place besides those that each session has of its own: nobody waits for a request
  * that takes very long, nor is ended for a payload that comes very late. */
-static void test_a_place_for_everybody(void **state)
+TEST(test_a_place_for_everybody)
 {
 	/* A short one would be waited for before there is a request. */
 	enum { PAYLOAD = (64 << 10) + 1 };
@@ -144,7 +143,6 @@ static void test_a_place_for_everybody(void **state)
 	struct world world;
 	uint64_t began_ns;
 
-	(void)state;
 	world_begin(&world, 1, 1);
 	client_open(&world, &holder, "");
 	client_open(&world, &held, "");
@@ -171,7 +169,7 @@ static void test_a_place_for_everybody(void **state)
 
 /* A large receive buffer stays with who has filled a small one to the last byte and is silent
  * since: he has done nothing wrong, and is not ended when memory is short. */
-static void test_an_idle_client_when_memory_is_short(void **state)
+TEST(test_an_idle_client_when_memory_is_short)
 {
 	enum { HEAD = sizeof(struct nbd_wire_request), RX_SMALL = 8192, HUNGRY = 8 };
 	static const uint8_t payload[RX_SMALL - HEAD];
@@ -181,7 +179,6 @@ static void test_an_idle_client_when_memory_is_short(void **state)
 	struct world world;
 	uint64_t began_ns;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	client_open(&world, &idle, "");
 	client_open(&world, &other, "");
@@ -228,7 +225,7 @@ static void sip(void *arg)
 
 /* Memory is short, and two make no room for what is on its way to them within the stall timeout:
  * one because it takes nothing, one because it is slow. Only the first is ended. */
-static void test_a_slow_reader_when_memory_is_short(void **state)
+TEST(test_a_slow_reader_when_memory_is_short)
 {
 	enum { HUNGRY = 16, SIPS = 20, BUFFER_BYTES = 8192, FAST_OFFSET = 8192 };
 	struct client hungry[HUNGRY];
@@ -236,7 +233,6 @@ static void test_a_slow_reader_when_memory_is_short(void **state)
 	struct world world;
 	uint32_t ended = 0;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	client_open(&world, &slow, "");
 	sim_socket_set_buffer(slow.fd, BUFFER_BYTES);
@@ -278,7 +274,7 @@ static void ask_now_and_then(void *arg)
 
 /* Only who asks nothing and has taken what it was sent is ended, within an eighth of the timeout.
  */
-static void test_the_idle_timeout(void **state)
+TEST(test_the_idle_timeout)
 {
 	enum { TIMES = 10, BUFFER_BYTES = 8192, REPLY_BYTES = 4000, SIPS = 20 };
 	struct client silent;
@@ -288,7 +284,6 @@ static void test_the_idle_timeout(void **state)
 	struct world world;
 	uint64_t began_ns;
 
-	(void)state;
 	world_begin(&world, 128, 1024);
 	world.engine->limits.idle_timeout_ns = 10 * SECOND_NS;
 	client_open(&world, &silent, "");
@@ -339,14 +334,13 @@ static void test_the_idle_timeout(void **state)
 
 /* The places of a client that went are free one by one, however long its last request takes, and
  * at once. */
-static void test_places_of_a_client_that_is_going(void **state)
+TEST(test_places_of_a_client_that_is_going)
 {
 	struct client going;
 	struct client other;
 	struct world world;
 	uint64_t left_ns;
 
-	(void)state;
 	world_begin(&world, 2, 3);
 	client_open(&world, &going, "");
 	client_open(&world, &other, "");
@@ -402,7 +396,7 @@ static void watch_turn(struct ring_batch_end *end)
 
 /* However much clients ask for at once, and may have in flight: completions are taken and replies
  * sent in between, and a client without a request begins one in the turn in which it came. */
-static void test_the_work_of_a_turn_is_bounded(void **state)
+TEST(test_the_work_of_a_turn_is_bounded)
 {
 	enum { GREEDY = 8, WANTED = 500, TURN_MAX = 2 * ENGINE_TURN_REQUESTS + GREEDY + 1 };
 	struct client greedy[GREEDY];
@@ -411,7 +405,6 @@ static void test_the_work_of_a_turn_is_bounded(void **state)
 	struct world world;
 	uint64_t before = 0;
 
-	(void)state;
 	world_begin(&world, WANTED, 2 * GREEDY * WANTED);
 	watch.engine = world.engine;
 	ring_batch_end_add(world.ring, &watch.end);
@@ -442,14 +435,13 @@ static void test_the_work_of_a_turn_is_bounded(void **state)
 }
 
 /* Replies of many sessions that become ready together are sent in several turns. */
-static void test_the_bytes_of_a_turn_are_bounded(void **state)
+TEST(test_the_bytes_of_a_turn_are_bounded)
 {
 	enum { CLIENTS = 60, WANTED = 8, LENGTH = DISK_BYTES, ONE = WANTED * LENGTH };
 	struct client clients[CLIENTS];
 	struct turn_watch watch = { .end = { .call = watch_turn } };
 	struct world world;
 
-	(void)state;
 	world_begin_device(&world, 64 << 20, false); /* more memory than a turn can send */
 	watch.engine = world.engine;
 	ring_batch_end_add(world.ring, &watch.end);
@@ -478,20 +470,17 @@ static int flushed_count;
 /* As many bytes as may be sent in a turn altogether. */
 static void flush_much(struct session *session, bool alone)
 {
-	(void)alone;
 	session->engine->turn_bytes += ENGINE_TURN_BYTES;
 	flushed[flushed_count++] = session;
 }
 
 static void nothing_done(struct ring_op *op, int result)
 {
-	(void)op;
-	(void)result;
 }
 
 /* Replies of a session with one request go in front of those of the sessions with more requests, in
  * flight or waiting. */
-static void test_who_sends_first(void **state)
+TEST(test_who_sends_first)
 {
 	static const struct session_kind kind = { .flush = flush_much };
 	enum { LATE = SENDERS - 1, WAITING = SENDERS - 2 };
@@ -502,7 +491,6 @@ static void test_who_sends_first(void **state)
 	struct client client;
 	struct world world;
 
-	(void)state;
 	world_begin(&world, 1, 1);
 	client_open(&world, &client, "");
 	turns_init(&turns);
@@ -530,22 +518,4 @@ static void test_who_sends_first(void **state)
 	}
 	sim_socket_close(client.fd);
 	world_end(&world);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_a_modest_client_among_greedy_ones),
-		cmocka_unit_test(test_refused_writes_whose_payload_stays_away),
-		cmocka_unit_test(test_a_place_for_everybody),
-		cmocka_unit_test(test_an_idle_client_when_memory_is_short),
-		cmocka_unit_test(test_a_slow_reader_when_memory_is_short),
-		cmocka_unit_test(test_the_idle_timeout),
-		cmocka_unit_test(test_places_of_a_client_that_is_going),
-		cmocka_unit_test(test_the_work_of_a_turn_is_bounded),
-		cmocka_unit_test(test_the_bytes_of_a_turn_are_bounded),
-		cmocka_unit_test(test_who_sends_first),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

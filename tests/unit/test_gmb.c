@@ -5,15 +5,10 @@
  *
  * With TEST_MOVES over a network that cannot map the client's memory: moving_clan.c.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
 #include <errno.h>
 #include <gmblock/clan_memory.h>
 #include <semaphore.h>
@@ -25,6 +20,7 @@
 #include "gmb/wire.h"
 #include "server/listen/accept.h"
 #include "stores.h"
+#include "unit.h"
 
 enum {
 	REGION_BYTES = 64 << 10,
@@ -40,8 +36,10 @@ static const struct session_kind *const kinds[] = { &native_session_kind };
 
 #ifdef TEST_MOVES
 static const bool moves = true;
+#define TEST_MOVING(name) TEST_WITH(name, server_begin, server_end)
 #else
 static const bool moves = false;
+#define TEST_MOVING(name) __attribute__((unused)) static void name(void **state)
 #endif
 
 struct server {
@@ -336,7 +334,7 @@ static void check_good(struct client *client)
 	}
 }
 
-static void test_segments_are_filled_and_nothing_else(void **state)
+TEST_WITH(test_segments_are_filled_and_nothing_else, server_begin, server_end)
 {
 	struct client *client = dial_ready(*state);
 
@@ -344,7 +342,7 @@ static void test_segments_are_filled_and_nothing_else(void **state)
 	hang_up(client);
 }
 
-static void test_the_welcome(void **state)
+TEST_WITH(test_the_welcome, server_begin, server_end)
 {
 	for (uint16_t version = 1; version <= NATIVE_VERSION; version++) {
 		struct message_hello hello = { NATIVE_MAGIC, 1, version, 0 };
@@ -368,7 +366,7 @@ static void test_the_welcome(void **state)
 	}
 }
 
-static void test_G1_hellos(void **state)
+TEST_WITH(test_G1_hellos, server_begin, server_end)
 {
 	const struct message_hello good = { NATIVE_MAGIC, 1, 1, 0 };
 	struct message_hello bad[] = { good, good, good, good };
@@ -402,7 +400,7 @@ static void check_breaks(struct server *server, bool ready, uint32_t class, uint
 	hang_up(client);
 }
 
-static void test_G2_messages_that_do_not_belong_there(void **state)
+TEST_WITH(test_G2_messages_that_do_not_belong_there, server_begin, server_end)
 {
 	static const uint8_t zeroes[64];
 
@@ -419,7 +417,7 @@ static void test_G2_messages_that_do_not_belong_there(void **state)
 	}
 }
 
-static void test_G3_lengths(void **state)
+TEST_WITH(test_G3_lengths, server_begin, server_end)
 {
 	static const uint8_t open_message[] = { 0, 0, 4, 0, 0, 0, 0, 0, 'd', 'i', 's', 'k', 0 };
 	/* Its name is no text (G19). */
@@ -437,7 +435,7 @@ static void test_G3_lengths(void **state)
 	}
 }
 
-static void test_G4_openings(void **state)
+TEST_WITH(test_G4_openings, server_begin, server_end)
 {
 	static const struct {
 		uint8_t bytes[24];
@@ -519,7 +517,7 @@ static void change_reserved(struct good *request)
 	request->segments[1].zero = 1;
 }
 
-static void test_G5_to_G7_requests(void **state)
+TEST_WITH(test_G5_to_G7_requests, server_begin, server_end)
 {
 	static void (*const changes[])(struct good * request) = {
 		change_operation,
@@ -552,7 +550,7 @@ static void test_G5_to_G7_requests(void **state)
 	hang_up(witness);
 }
 
-static void test_G7_rights(void **state)
+TEST_WITH(test_G7_rights, server_begin, server_end)
 {
 	static const struct {
 		uint32_t rights;
@@ -579,7 +577,7 @@ static void test_G7_rights(void **state)
 	}
 }
 
-static void test_G8_and_G9_refusals_keep_the_connection(void **state)
+TEST_WITH(test_G8_and_G9_refusals_keep_the_connection, server_begin, server_end)
 {
 	static const struct {
 		struct native_wire_request head;
@@ -614,7 +612,7 @@ static void test_G8_and_G9_refusals_keep_the_connection(void **state)
 	hang_up(client);
 }
 
-static void test_lists_and_looks(void **state)
+TEST_WITH(test_lists_and_looks, server_begin, server_end)
 {
 	static const uint8_t unknown[] = { 0, 0, 4, 0, 0, 0, 0, 0, 'd', 'i', 's', 'c' };
 	static const uint8_t look[] = { 1, 0, 4, 0, 0, 0, 0, 0, 'd', 'i', 's', 'k' };
@@ -644,7 +642,7 @@ static void test_lists_and_looks(void **state)
 }
 
 /* The answers are those for an unknown name, but for that. A cursor says what was listed. */
-static void test_a_hidden_export_is_unknown(void **state)
+TEST_WITH(test_a_hidden_export_is_unknown, server_begin, server_end)
 {
 	const struct native_wire_list wrong = { .cursor = 1 };
 	uint8_t open[] = { 0, 0, 4, 0, 0, 0, 0, 0, 'd', 'i', 's', 'k' };
@@ -673,12 +671,10 @@ static void test_a_hidden_export_is_unknown(void **state)
 
 static void do_nothing(struct engine *engine, void *context)
 {
-	GMB_UNUSED(engine);
-	GMB_UNUSED(context);
 }
 
 /* More than a ring holds: the server stops when there is no room for an answer, and goes on. */
-static void test_lists_before_answers_are_taken(void **state)
+TEST_WITH(test_lists_before_answers_are_taken, server_begin, server_end)
 {
 	/* More answers than fit into a ring, which stop the server; and so few that there is room
 	 * for all questions when it has told of half a ring that it has taken. */
@@ -705,7 +701,7 @@ static void test_lists_before_answers_are_taken(void **state)
 }
 
 /* Asks and asks, and never takes an answer: its requests wait, and others are served. */
-static void test_a_client_that_takes_no_answers(void **state)
+TEST_WITH(test_a_client_that_takes_no_answers, server_begin, server_end)
 {
 	struct native_wire_request head = { .tag = 1, .operation = NATIVE_FLUSH };
 	struct client *client = dial_ready(*state);
@@ -725,7 +721,7 @@ static void test_a_client_that_takes_no_answers(void **state)
 }
 
 /* Regions come and go while requests are in flight. */
-static void test_G13_regions_that_are_wanted_back(void **state)
+TEST_WITH(test_G13_regions_that_are_wanted_back, server_begin, server_end)
 {
 	for (int round = 0; round < 50; round++) {
 		struct client *client = dial_ready(*state);
@@ -770,7 +766,7 @@ static void check_cookie(struct server *server, struct clan_cookie cookie, uint8
 	hang_up(client);
 }
 
-static void test_G18_cookies(void **state)
+TEST_MOVING(test_G18_cookies)
 {
 	struct client *witness = dial_ready(*state);
 	const struct clan_cookie good = witness->cookie;
@@ -807,7 +803,7 @@ static void test_G18_cookies(void **state)
 }
 
 /* Both messages are there when the server looks. */
-static void test_G18_a_region_that_is_in_use(void **state)
+TEST_MOVING(test_G18_a_region_that_is_in_use)
 {
 	struct client *client = dial_ready(*state);
 	struct good request = good_read(client);
@@ -819,7 +815,7 @@ static void test_G18_a_region_that_is_in_use(void **state)
 }
 
 /* A cookie is revoked while requests use it: they end with the connection, and no other does. */
-static void test_G18_a_cookie_that_is_taken_back(void **state)
+TEST_MOVING(test_G18_a_cookie_that_is_taken_back)
 {
 	struct client *witness = dial_ready(*state);
 
@@ -853,7 +849,7 @@ static void resize(struct engine *engine, void *context)
 	engine_export_resized(engine, context);
 }
 
-static void test_events(void **state)
+TEST_WITH(test_events, server_begin, server_end)
 {
 	struct server *server = *state;
 	struct client *client = dial_ready(server);
@@ -872,7 +868,7 @@ static void test_events(void **state)
 }
 
 /* While requests wait and nothing else comes, as often as the client wishes. */
-static void test_signs_of_life(void **state)
+TEST_WITH(test_signs_of_life, server_begin, server_end)
 {
 	struct client *client = dial_well(*state);
 	struct good request;
@@ -896,7 +892,7 @@ static void test_signs_of_life(void **state)
 }
 
 /* It is told by the end of its connection; who comes next is served. */
-static void test_the_idle_timeout(void **state)
+TEST_WITH(test_the_idle_timeout, server_begin_impatient, server_end)
 {
 	struct client *client = dial_well(*state);
 
@@ -910,14 +906,11 @@ static void test_the_idle_timeout(void **state)
 
 static bool take_nobody(void *context, const struct session_kind *kind, const char *address)
 {
-	GMB_UNUSED(context);
-	GMB_UNUSED(kind);
-	GMB_UNUSED(address);
 	return false;
 }
 
 /* It has connected before the listener was closed, and says who it is when the engine ends. */
-static void test_a_hello_after_the_end(void **state)
+TEST(test_a_hello_after_the_end)
 {
 	static const struct engine_door door = { .take = take_nobody };
 	struct engine_options options = { .kinds = kinds, .kind_count = 1 };
@@ -930,7 +923,6 @@ static void test_a_hello_after_the_end(void **state)
 	struct ring *ring;
 	void *listener;
 
-	GMB_UNUSED(state);
 	snprintf(name, sizeof(name), "gmb-end-%d", getpid());
 	snprintf(address, sizeof(address), "shm:@%s", name);
 	uri.socket_path_bytes = strlen(name) + 1;
@@ -958,37 +950,6 @@ static void test_a_hello_after_the_end(void **state)
 
 int main(void)
 {
-#define WITH_SERVER(test) cmocka_unit_test_setup_teardown(test, server_begin, server_end)
-	const struct CMUnitTest tests[] = {
-		WITH_SERVER(test_segments_are_filled_and_nothing_else),
-		WITH_SERVER(test_the_welcome),
-		WITH_SERVER(test_G1_hellos),
-		WITH_SERVER(test_G2_messages_that_do_not_belong_there),
-		WITH_SERVER(test_G3_lengths),
-		WITH_SERVER(test_G4_openings),
-		WITH_SERVER(test_G5_to_G7_requests),
-		WITH_SERVER(test_G7_rights),
-		WITH_SERVER(test_G8_and_G9_refusals_keep_the_connection),
-		WITH_SERVER(test_lists_and_looks),
-		WITH_SERVER(test_a_hidden_export_is_unknown),
-		WITH_SERVER(test_lists_before_answers_are_taken),
-		WITH_SERVER(test_a_client_that_takes_no_answers),
-		WITH_SERVER(test_G13_regions_that_are_wanted_back),
-		WITH_SERVER(test_events),
-		WITH_SERVER(test_signs_of_life),
-		cmocka_unit_test_setup_teardown(
-			test_the_idle_timeout, server_begin_impatient, server_end),
-		cmocka_unit_test(test_a_hello_after_the_end),
-	};
-
-	const struct CMUnitTest with_cookies[] = {
-		WITH_SERVER(test_G18_cookies),
-		WITH_SERVER(test_G18_a_region_that_is_in_use),
-		WITH_SERVER(test_G18_a_cookie_that_is_taken_back),
-	};
-	int failed;
-
 	stores_register();
-	failed = cmocka_run_group_tests(tests, NULL, NULL);
-	return moves ? failed + cmocka_run_group_tests(with_cookies, NULL, NULL) : failed;
+	return unit_run(NULL, NULL);
 }

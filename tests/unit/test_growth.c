@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include "base/growth.h"
+#include "unit.h"
 
 /* One window, of the usual duration. */
 static enum growth_step window(struct growth *growth, uint64_t *now_ns, uint64_t rate)
@@ -27,12 +21,11 @@ static void begin_trial(struct growth *growth, uint64_t *now_ns, uint64_t rate)
 	assert_int_equal(window(growth, now_ns, rate), GROWTH_STAY);
 }
 
-static void a_gain_is_kept(void **state)
+TEST(a_gain_is_kept)
 {
 	struct growth growth = { 0 };
 	uint64_t now_ns = 1;
 
-	(void)state;
 	begin_trial(&growth, &now_ns, 100);
 	assert_int_equal(window(&growth, &now_ns, 150), GROWTH_STAY);
 	assert_int_equal(window(&growth, &now_ns, 150), GROWTH_STAY);
@@ -42,24 +35,22 @@ static void a_gain_is_kept(void **state)
 	assert_int_equal(window(&growth, &now_ns, 150), GROWTH_ADD);
 }
 
-static void a_gain_of_one_window_is_chance(void **state)
+TEST(a_gain_of_one_window_is_chance)
 {
 	struct growth growth = { 0 };
 	uint64_t now_ns = 1;
 
-	(void)state;
 	begin_trial(&growth, &now_ns, 100);
 	assert_int_equal(window(&growth, &now_ns, 150), GROWTH_STAY);
 	assert_int_equal(window(&growth, &now_ns, 110), GROWTH_REMOVE);
 }
 
-static void a_rise_is_no_gain(void **state)
+TEST(a_rise_is_no_gain)
 {
 	struct growth growth = { 0 };
 	uint64_t now_ns = 1;
 	uint64_t rate = 100;
 
-	(void)state;
 	for (int i = 0; i < 10; i++) {
 		assert_int_equal(window(&growth, &now_ns, rate), GROWTH_STAY);
 		rate += rate / 5;
@@ -68,13 +59,12 @@ static void a_rise_is_no_gain(void **state)
 	assert_int_equal(window(&growth, &now_ns, rate), GROWTH_REMOVE);
 }
 
-static void pauses_double(void **state)
+TEST(pauses_double)
 {
 	struct growth growth = { 0 };
 	uint64_t now_ns = 1;
 	uint64_t pause_ns = 0;
 
-	(void)state;
 	for (int i = 0; i < 5; i++) {
 		uint64_t end_ns;
 
@@ -87,39 +77,23 @@ static void pauses_double(void **state)
 	}
 }
 
-static void an_invalid_window_ends_a_trial(void **state)
+TEST(an_invalid_window_ends_a_trial)
 {
 	struct growth growth = { 0 };
 	uint64_t now_ns = 1;
 
-	(void)state;
 	assert_int_equal(growth_cancel(&growth), GROWTH_STAY);
 	begin_trial(&growth, &now_ns, 100);
 	assert_int_equal(growth_cancel(&growth), GROWTH_REMOVE);
 	assert_int_equal(window(&growth, &now_ns, 100), GROWTH_STAY);
 }
 
-static void nothing_is_added_in_vain(void **state)
+TEST(nothing_is_added_in_vain)
 {
 	struct growth growth = { 0 };
 
-	(void)state;
 	for (uint64_t i = 1; i < 10; i++) {
 		assert_int_equal(
 			growth_window_end(&growth, i * growth_window_ns, 100, false), GROWTH_STAY);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_gain_is_kept),
-		cmocka_unit_test(a_gain_of_one_window_is_chance),
-		cmocka_unit_test(a_rise_is_no_gain),
-		cmocka_unit_test(pauses_double),
-		cmocka_unit_test(an_invalid_window_ends_a_trial),
-		cmocka_unit_test(nothing_is_added_in_vain),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/histogram.h"
+#include "unit.h"
 
 enum { VALUES = 20000 };
 
@@ -45,11 +38,10 @@ static void check_bucket(uint64_t value)
 	assert_int_equal(histogram_index(highest), index);
 }
 
-static void buckets_bound_the_error(void **state)
+TEST(buckets_bound_the_error)
 {
 	uint64_t random = 1;
 
-	(void)state;
 	for (uint64_t value = 0; value < 5000; value++) {
 		check_bucket(value);
 	}
@@ -68,9 +60,8 @@ static void buckets_bound_the_error(void **state)
 	}
 }
 
-static void buckets_leave_no_gap(void **state)
+TEST(buckets_leave_no_gap)
 {
-	(void)state;
 	assert_true(histogram_lowest(0) == 0);
 	for (uint32_t i = 1; i < HISTOGRAM_BUCKETS; i++) {
 		assert_true(histogram_lowest(i) == histogram_highest(i - 1) + 1);
@@ -88,7 +79,7 @@ static int compare(const void *a, const void *b)
 }
 
 /* Against the sorted list of what was recorded. */
-static void quantiles_agree_with_sorting(void **state)
+TEST(quantiles_agree_with_sorting)
 {
 	static const uint32_t parts[] = { 0, 1, 100000, 500000, 900000, 990000, 999000, 999900,
 		999950, 1000000 };
@@ -97,7 +88,6 @@ static void quantiles_agree_with_sorting(void **state)
 	uint64_t random = 2;
 	uint64_t sum = 0;
 
-	(void)state;
 	assert_non_null(values);
 	for (int i = 0; i < VALUES; i++) {
 		values[i] = 1000 + (draw(&random) >> (24 + draw(&random) % 30));
@@ -124,11 +114,10 @@ static void quantiles_agree_with_sorting(void **state)
 }
 
 /* 99.99 % of 10,000 values is the last but one, not the last: no rounding in the rank. */
-static void ranks_are_exact(void **state)
+TEST(ranks_are_exact)
 {
 	struct histogram *histogram = fresh();
 
-	(void)state;
 	for (int i = 0; i < 9999; i++) {
 		histogram_record(histogram, 5);
 	}
@@ -138,11 +127,10 @@ static void ranks_are_exact(void **state)
 	free(histogram);
 }
 
-static void an_empty_one_tells_zero(void **state)
+TEST(an_empty_one_tells_zero)
 {
 	struct histogram *histogram = fresh();
 
-	(void)state;
 	assert_true(histogram_quantile(histogram, 500000) == 0);
 	assert_true(histogram_mean(histogram) == 0);
 	assert_true(histogram_deviation(histogram) == 0);
@@ -150,11 +138,10 @@ static void an_empty_one_tells_zero(void **state)
 	free(histogram);
 }
 
-static void extremes_are_kept(void **state)
+TEST(extremes_are_kept)
 {
 	struct histogram *histogram = fresh();
 
-	(void)state;
 	histogram_record(histogram, 0);
 	histogram_record(histogram, UINT64_MAX);
 	histogram_record(histogram, UINT64_MAX);
@@ -169,11 +156,10 @@ static void extremes_are_kept(void **state)
 	free(histogram);
 }
 
-static void the_deviation_is_right(void **state)
+TEST(the_deviation_is_right)
 {
 	struct histogram *histogram = fresh();
 
-	(void)state;
 	for (int i = 0; i < 100; i++) {
 		histogram_record(histogram, 100);
 		histogram_record(histogram, 200);
@@ -187,13 +173,12 @@ static void the_deviation_is_right(void **state)
 	free(histogram);
 }
 
-static void merging_is_recording_everything_in_one(void **state)
+TEST(merging_is_recording_everything_in_one)
 {
 	struct histogram *one = fresh();
 	struct histogram *parts[3] = { fresh(), fresh(), fresh() };
 	uint64_t random = 3;
 
-	(void)state;
 	for (int i = 0; i < VALUES; i++) {
 		uint64_t value = draw(&random) >> (draw(&random) % 60);
 
@@ -211,7 +196,7 @@ static void merging_is_recording_everything_in_one(void **state)
 	free(one);
 }
 
-static void ranges_split_the_count(void **state)
+TEST(ranges_split_the_count)
 {
 	static const uint64_t borders[] = { 0, 1, 2, 5, 10, 20, 50, 100, 1000, 10000, 100000,
 		UINT64_MAX };
@@ -219,7 +204,6 @@ static void ranges_split_the_count(void **state)
 	uint64_t random = 4;
 	uint64_t total = 0;
 
-	(void)state;
 	for (int i = 0; i < VALUES; i++) {
 		histogram_record(histogram, draw(&random) % 200000);
 	}
@@ -229,21 +213,4 @@ static void ranges_split_the_count(void **state)
 	assert_true(total == VALUES);
 	assert_true(histogram_between(histogram, 10, 10) == 0);
 	free(histogram);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(buckets_bound_the_error),
-		cmocka_unit_test(buckets_leave_no_gap),
-		cmocka_unit_test(quantiles_agree_with_sorting),
-		cmocka_unit_test(ranks_are_exact),
-		cmocka_unit_test(an_empty_one_tells_zero),
-		cmocka_unit_test(extremes_are_kept),
-		cmocka_unit_test(the_deviation_is_right),
-		cmocka_unit_test(merging_is_recording_everything_in_one),
-		cmocka_unit_test(ranges_split_the_count),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Texts of rules and their canonical bytes. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/identity.h"
+#include "unit.h"
 
 struct parsed {
 	uint8_t bytes[IDENTITY_VALUE_BYTES_MAX];
@@ -38,7 +32,7 @@ static bool is_equal(enum identity_kind kind, const char *a, const char *b)
 	return first.len == second.len && memcmp(first.bytes, second.bytes, first.len) == 0;
 }
 
-static void test_distinguished_names_that_are_equal(void **state)
+TEST(test_distinguished_names_that_are_equal)
 {
 	static const char *const pairs[][2] = {
 		{ "CN=backup,O=Example", "cn = backup , o=Example" },
@@ -63,7 +57,7 @@ static void test_distinguished_names_that_are_equal(void **state)
 	}
 }
 
-static void test_distinguished_names_that_differ(void **state)
+TEST(test_distinguished_names_that_differ)
 {
 	static const char *const pairs[][2] = {
 		{ "CN=backup,O=Example", "O=Example,CN=backup" },
@@ -84,7 +78,7 @@ static void test_distinguished_names_that_differ(void **state)
 	}
 }
 
-static void test_texts_that_are_refused(void **state)
+TEST(test_texts_that_are_refused)
 {
 	char long_name[400], deep[2000] = "CN=a";
 	static const struct {
@@ -157,7 +151,7 @@ static void test_texts_that_are_refused(void **state)
 	assert_int_equal(parse(IDENTITY_CERT_DN, deep).rc, -EINVAL);
 }
 
-static void test_other_values(void **state)
+TEST(test_other_values)
 {
 	static const char digits[] =
 		"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
@@ -178,7 +172,7 @@ static void test_other_values(void **state)
 	assert_int_equal(parse(IDENTITY_CERT_FINGERPRINT, text).rc, -EINVAL);
 }
 
-static void test_identity_holds_copies(void **state)
+TEST(test_identity_holds_copies)
 {
 	uint8_t name[] = "alice", principal[IDENTITY_DIGEST_BYTES] = { 7 }, proof[] = { 1, 2, 3 };
 	struct identity_value values[] = { { IDENTITY_PSK, 5, name },
@@ -198,17 +192,4 @@ static void test_identity_holds_copies(void **state)
 	identity_put(identity);
 	identity_put(identity);
 	identity_put(NULL);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_distinguished_names_that_are_equal),
-		cmocka_unit_test(test_distinguished_names_that_differ),
-		cmocka_unit_test(test_texts_that_are_refused),
-		cmocka_unit_test(test_other_values),
-		cmocka_unit_test(test_identity_holds_copies),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,19 +5,14 @@
  *
  *   test_nbd_client_random [FIRST-SEED COUNT]
  */
-#include <errno.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "nbd_client_stream.h"
+#include "unit.h"
 
 enum {
 	SEEDS = 80,
@@ -315,11 +310,10 @@ static void run_seed(uint64_t seed, uint64_t *violations)
 	free(answers);
 }
 
-static void test_streams_by_chance(void **state)
+TEST(test_streams_by_chance)
 {
 	uint64_t violations = 0;
 
-	GMB_UNUSED(state);
 	for (uint64_t i = 0; i < seed_count; i++) {
 		run_seed(first_seed + i, &violations);
 	}
@@ -337,14 +331,10 @@ static void tell_running(int number)
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_streams_by_chance),
-	};
-
 	if (argc == 3) {
 		first_seed = strtoull(argv[1], NULL, 10);
 		seed_count = strtoull(argv[2], NULL, 10);
 	}
 	signal(SIGABRT, tell_running);
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

@@ -2,15 +2,11 @@
 /* Opening an export: what the server may answer and what it must not, with the bytes in one piece,
  * one by one, and cut by chance; and what the client says to it. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "nbd/client/handshake.h"
+#include "unit.h"
 
 enum {
 	REPLIES_MAX = 20,
@@ -388,12 +384,11 @@ static void play(const struct dialogue_case *one, const struct text *text, unsig
 	nbd_handshake_destroy(handshake);
 }
 
-static void test_what_a_server_must_not_answer(void **state)
+TEST(test_what_a_server_must_not_answer)
 {
 	static struct text text;
 	static struct ending ending;
 
-	GMB_UNUSED(state);
 	for (size_t i = 0; i < ARRAY_COUNT(refused); i++) {
 		const struct dialogue_case *one = &refused[i];
 
@@ -435,12 +430,11 @@ static void check_agreed(const struct agreed *one, const struct ending *ending, 
 	assert_non_null(memmem(ending->said, ending->said_bytes, "disk", 4));
 }
 
-static void test_what_a_server_may_answer(void **state)
+TEST(test_what_a_server_may_answer)
 {
 	static struct text text;
 	static struct ending ending;
 
-	GMB_UNUSED(state);
 	for (size_t i = 0; i < ARRAY_COUNT(agreed); i++) {
 		make_stream(&agreed[i].dialogue, &text);
 		append(&text, "later", TAIL_BYTES);
@@ -452,12 +446,11 @@ static void test_what_a_server_may_answer(void **state)
 }
 
 /* A close at every byte of a good dialogue is an error, and none of them is the same as success. */
-static void test_a_close_at_every_byte(void **state)
+TEST(test_a_close_at_every_byte)
 {
 	static struct text text;
 	static struct ending ending;
 
-	GMB_UNUSED(state);
 	for (size_t i = 0; i < ARRAY_COUNT(agreed); i++) {
 		size_t whole;
 
@@ -472,7 +465,7 @@ static void test_a_close_at_every_byte(void **state)
 }
 
 /* The server goes while the client takes its leave: what was not sent is not missed. */
-static void test_a_farewell_that_is_not_sent(void **state)
+TEST(test_a_farewell_that_is_not_sent)
 {
 	static const struct {
 		enum nbd_goal goal;
@@ -486,7 +479,6 @@ static void test_a_farewell_that_is_not_sent(void **state)
 	};
 	static struct text text;
 
-	GMB_UNUSED(state);
 	for (size_t i = 0; i < ARRAY_COUNT(leaving); i++) {
 		struct nbd_handshake_options options = { .goal = leaving[i].goal,
 			.export_name = "disk" };
@@ -518,7 +510,7 @@ static void test_a_farewell_that_is_not_sent(void **state)
 
 /* Between the server's consent and the encrypted stream nothing is taken: what comes then is for
  * the owner to refuse (P56). */
-static void test_nothing_is_taken_before_the_stream_is_encrypted(void **state)
+TEST(test_nothing_is_taken_before_the_stream_is_encrypted)
 {
 	static const struct dialogue_case consent = { "", 2,
 		.said = { RAW(GREETING), ACK(STARTTLS), ACK(EXTENDED_HEADERS) }, .tls = true };
@@ -529,7 +521,6 @@ static void test_nothing_is_taken_before_the_stream_is_encrypted(void **state)
 	struct error error;
 	size_t bytes;
 
-	GMB_UNUSED(state);
 	make_stream(&consent, &text);
 	memset(&ending, 0, sizeof(ending));
 	assert_int_equal(nbd_handshake_create(&options, &handshake, &error), 0);
@@ -551,14 +542,13 @@ static void test_nothing_is_taken_before_the_stream_is_encrypted(void **state)
 	nbd_handshake_destroy(handshake);
 }
 
-static void test_information_without_end(void **state)
+TEST(test_information_without_end)
 {
 	static const struct dialogue_case endless = { "", 0, .said = { RAW(GREETING) } };
 	static const struct said unknown = INFO("\x12\x34more");
 	static struct text text;
 	static struct ending ending;
 
-	GMB_UNUSED(state);
 	make_stream(&endless, &text);
 	while (text.len < sizeof(text.bytes) - 100) {
 		append_said(&text, &unknown);
@@ -569,7 +559,7 @@ static void test_information_without_end(void **state)
 	assert_true(ending.taken < text.len);
 }
 
-static void test_a_name_beyond_the_protocol_is_refused(void **state)
+TEST(test_a_name_beyond_the_protocol_is_refused)
 {
 	char name[NBD_STRING_BYTES_MAX + 2];
 	struct nbd_handshake_options options = { .export_name = name,
@@ -577,7 +567,6 @@ static void test_a_name_beyond_the_protocol_is_refused(void **state)
 	struct nbd_handshake *handshake;
 	struct error error;
 
-	GMB_UNUSED(state);
 	memset(name, 'n', sizeof(name));
 	name[sizeof(name) - 1] = '\0';
 	assert_int_equal(nbd_handshake_create(&options, &handshake, &error), -EINVAL);
@@ -585,7 +574,7 @@ static void test_a_name_beyond_the_protocol_is_refused(void **state)
 }
 
 /* The longest name in every option that carries it. */
-static void test_the_longest_name_is_sent(void **state)
+TEST(test_the_longest_name_is_sent)
 {
 	static char name[NBD_STRING_BYTES_MAX + 1];
 	static struct text text;
@@ -597,7 +586,6 @@ static void test_the_longest_name_is_sent(void **state)
 	size_t longest = 0;
 	size_t bytes;
 
-	GMB_UNUSED(state);
 	memset(name, 'n', sizeof(name) - 1);
 	make_stream(&agreed[0].dialogue, &text);
 	assert_int_equal(nbd_handshake_create(&options, &handshake, &error), 0);
@@ -617,20 +605,4 @@ static void test_the_longest_name_is_sent(void **state)
 	assert_string_equal(nbd_handshake_facts(handshake)->name, "disk");
 	assert_string_equal(nbd_handshake_facts(handshake)->description, "words");
 	nbd_handshake_destroy(handshake);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_what_a_server_must_not_answer),
-		cmocka_unit_test(test_what_a_server_may_answer),
-		cmocka_unit_test(test_a_close_at_every_byte),
-		cmocka_unit_test(test_a_farewell_that_is_not_sent),
-		cmocka_unit_test(test_nothing_is_taken_before_the_stream_is_encrypted),
-		cmocka_unit_test(test_information_without_end),
-		cmocka_unit_test(test_a_name_beyond_the_protocol_is_refused),
-		cmocka_unit_test(test_the_longest_name_is_sent),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

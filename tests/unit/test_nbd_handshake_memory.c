@@ -2,15 +2,10 @@
 /* The handshake when memory runs out: whichever allocation fails, it says so, stays whole and frees
  * everything. What it says and understands is tested from outside (tests/functional/info-*.py). */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "nbd/client/handshake.h"
+#include "unit.h"
 
 /* Allocations until one fails; the linker sends the handshake's calls here. */
 static int allocations_left = -1;
@@ -132,7 +127,7 @@ static int play(const struct script *script, struct error *error, uint32_t *told
 	return code;
 }
 
-static void test_every_allocation_may_fail(void **state)
+TEST(test_every_allocation_may_fail)
 {
 	struct script script;
 	struct error error;
@@ -140,7 +135,6 @@ static void test_every_allocation_may_fail(void **state)
 	int failures = 0;
 	int successes = 0;
 
-	GMB_UNUSED(state);
 	script_fill(&script);
 	assert_int_equal(play(&script, &error, &told), 0);
 	assert_int_equal(told, 233); /* 2 exports, 3 contexts, 3 notes */
@@ -166,13 +160,12 @@ static void test_every_allocation_may_fail(void **state)
 	assert_true(failures >= 10);
 }
 
-static void test_an_export_name_beyond_the_protocol_is_refused(void **state)
+TEST(test_an_export_name_beyond_the_protocol_is_refused)
 {
 	char name[NBD_STRING_BYTES_MAX + 2];
 	struct nbd_handshake *handshake;
 	struct error error;
 
-	GMB_UNUSED(state);
 	memset(name, 'n', sizeof(name));
 	name[sizeof(name) - 1] = '\0';
 	assert_int_equal(
@@ -187,14 +180,4 @@ static void test_an_export_name_beyond_the_protocol_is_refused(void **state)
 			&handshake, &error),
 		0);
 	nbd_handshake_destroy(handshake);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_every_allocation_may_fail),
-		cmocka_unit_test(test_an_export_name_beyond_the_protocol_is_refused),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

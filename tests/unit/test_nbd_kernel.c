@@ -1,11 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Connections to the kernel's nbd driver that cannot be made; the guests have those that can. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-/* After what it needs. */
-#include <cmocka.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -13,13 +7,13 @@
 
 #include "attach/nbd_kernel.h"
 #include "attach/process.h"
+#include "unit.h"
 
 void process_load_module(const char *name)
 {
-	GMB_UNUSED(name);
 }
 
-static void no_descriptor_is_left(void **state)
+TEST(no_descriptor_is_left)
 {
 	struct rlimit limit;
 	struct rlimit before;
@@ -27,7 +21,6 @@ static void no_descriptor_is_left(void **state)
 	struct error error = { 0 };
 	int lowest = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0);
 
-	GMB_UNUSED(state);
 	assert_true(lowest >= 0);
 	close(lowest);
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -37,11 +30,4 @@ static void no_descriptor_is_left(void **state)
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 	assert_string_equal(error.text, "cannot query the nbd driver: Too many open files");
 	nbd_kernel_close(&netlink); /* no-op */
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = { cmocka_unit_test(no_descriptor_is_left) };
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

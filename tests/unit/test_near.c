@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <string.h>
 
 #include "base/compiler.h"
 #include "base/text.h"
+#include "unit.h"
 
 static void check_distance(const char *a, const char *b, uint32_t wanted)
 {
@@ -17,9 +11,8 @@ static void check_distance(const char *a, const char *b, uint32_t wanted)
 	assert_int_equal(near_distance(b, a), wanted);
 }
 
-static void distance(void **state)
+TEST(distance)
 {
-	(void)state;
 	check_distance("", "", 0);
 	check_distance("", "copy", 4);
 	check_distance("copy", "copy", 0);
@@ -33,13 +26,12 @@ static void distance(void **state)
 	check_distance("kitten", "sitting", 3);
 }
 
-static void long_words(void **state)
+TEST(long_words)
 {
 	char longest[64];
 	char other[64];
 	char too_long[65];
 
-	(void)state;
 	memset(longest, 'a', sizeof(longest) - 1);
 	longest[63] = '\0';
 	memset(other, 'b', sizeof(other) - 1);
@@ -64,9 +56,8 @@ static const char *nearest(const char *word)
 	return near.name;
 }
 
-static void near_enough(void **state)
+TEST(near_enough)
 {
-	(void)state;
 	assert_string_equal(nearest("sevre"), "serve");
 	assert_string_equal(nearest("lst"), "list");
 	assert_string_equal(nearest("detatch"), "detach");
@@ -78,38 +69,23 @@ static void near_enough(void **state)
 	assert_string_equal(nearest("sta"), "stats");
 }
 
-static void not_near(void **state)
+TEST(not_near)
 {
 	static const char *const words[] = { "", "s", "ls", "de", "cp", "xyz", "evresse",
 		"listen-on", "stats-of-all-servers-everywhere-and-at-all-times-that-there-were" };
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(words); i++) {
 		assert_null(nearest(words[i]));
 	}
 }
 
-static void text(void **state)
+TEST(text)
 {
 	struct near near;
 	char out[NEAR_TEXT_BYTES];
 
-	(void)state;
 	near_begin(&near, "jsno");
 	assert_string_equal(near_text(&near, "--", out), "");
 	near_try(&near, "json");
 	assert_string_equal(near_text(&near, "--", out), "; did you mean '--json'?");
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(distance),
-		cmocka_unit_test(long_words),
-		cmocka_unit_test(near_enough),
-		cmocka_unit_test(not_near),
-		cmocka_unit_test(text),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

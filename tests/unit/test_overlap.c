@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include "path/overlap.h"
 #include "store/store.h"
+#include "unit.h"
 
 #define KIB UINT64_C(1024)
 #define MIB (UINT64_C(1024) * KIB)
@@ -60,12 +54,11 @@ static uint32_t choose(struct disk *disk, uint64_t length, uint64_t others, uint
 	return chosen;
 }
 
-static void the_disks_rate_is_measured_while_it_works(void **state)
+TEST(the_disks_rate_is_measured_while_it_works)
 {
 	struct disk disk;
 	uint64_t now_ns = 1;
 
-	(void)state;
 	disk_init(&disk);
 	work(&disk, 200 * KIB, &now_ns);
 	assert_in_range(disk.rate.bytes_per_second, 200 * KIB * 990, 200 * KIB * 1010);
@@ -82,12 +75,11 @@ static void the_disks_rate_is_measured_while_it_works(void **state)
 	assert_in_range(disk.rate.bytes_per_second, 200 * KIB * 990, 200 * KIB * 1010);
 }
 
-static void a_disk_that_is_never_idle_is_measured_too(void **state)
+TEST(a_disk_that_is_never_idle_is_measured_too)
 {
 	struct disk disk;
 	uint64_t now_ns = 1;
 
-	(void)state;
 	disk_init(&disk);
 	store_rate_begin(&disk.rate, now_ns);
 	for (int i = 0; i < 100; i++) {
@@ -99,13 +91,12 @@ static void a_disk_that_is_never_idle_is_measured_too(void **state)
 	store_rate_end(&disk.rate, 0, now_ns);
 }
 
-static void faster_ends_mean_larger_parts(void **state)
+TEST(faster_ends_mean_larger_parts)
 {
 	uint64_t now_ns = 1;
 	struct disk slow;
 	struct disk fast;
 
-	(void)state;
 	disk_init(&slow);
 	disk_init(&fast);
 	work(&slow, 100 * KIB, &now_ns); /* 100 MB/s */
@@ -119,20 +110,18 @@ static void faster_ends_mean_larger_parts(void **state)
 	assert_true(choose(&fast, 16 * MIB, 0, 0) > 256 * KIB);
 }
 
-static void many_requests_overlap_with_each_other(void **state)
+TEST(many_requests_overlap_with_each_other)
 {
 	struct disk disk = disk_of_rate(3 * MIB);
 
-	(void)state;
 	assert_int_equal(choose(&disk, MIB, 7 * MIB, 0), OVERLAP_BYTES_MAX);
 }
 
-static void short_requests_are_not_cut(void **state)
+TEST(short_requests_are_not_cut)
 {
 	uint64_t now_ns = 1;
 	struct disk disk;
 
-	(void)state;
 	disk_init(&disk);
 	assert_int_equal(choose(&disk, 4 * KIB, 0, 0), OVERLAP_BYTES_MAX);
 	assert_int_equal(choose(&disk, 64 * KIB, 0, 0), OVERLAP_BYTES_MAX);
@@ -141,11 +130,10 @@ static void short_requests_are_not_cut(void **state)
 	assert_int_equal(choose(&disk, 512 * KIB, 0, 0), 128 * KIB);
 }
 
-static void no_part_is_longer_than_a_chunk(void **state)
+TEST(no_part_is_longer_than_a_chunk)
 {
 	struct disk disk = disk_of_rate(400 * KIB);
 
-	(void)state;
 	assert_int_equal(choose(&disk, MIB, 0, 0), 64 * KIB);
 	assert_int_equal(choose(&disk, MIB, 0, 16 * KIB), 16 * KIB);
 	/* A chunk that is too short for a part of its own is not looked at. */
@@ -155,21 +143,19 @@ static void no_part_is_longer_than_a_chunk(void **state)
 	assert_int_equal(choose(&disk, MIB, 0, 16 * KIB), OVERLAP_BYTES_MAX);
 }
 
-static void nothing_is_cut_before_something_is_known(void **state)
+TEST(nothing_is_cut_before_something_is_known)
 {
 	struct disk disk;
 
-	(void)state;
 	disk_init(&disk);
 	assert_int_equal(choose(&disk, MIB, 0, 0), OVERLAP_BYTES_MAX);
 }
 
 /* Together they have as much unfinished as one disk. */
-static void members_make_parts_smaller(void **state)
+TEST(members_make_parts_smaller)
 {
 	struct disk disk = disk_of_rate(400 * KIB);
 
-	(void)state;
 	assert_int_equal(choose(&disk, MIB, 0, 0), 64 * KIB);
 	assert_int_equal(choose(&disk, MIB, 0, 512 * KIB), 32 * KIB);
 	assert_int_equal(choose(&disk, MIB, 0, 256 * KIB), 16 * KIB);
@@ -230,9 +216,8 @@ static struct client client_of(uint32_t depth, uint64_t whole_ns, uint64_t cut_n
 }
 
 /* A new server does not know disk and network, so it begins with whole requests. */
-static void the_first_requests_are_whole(void **state)
+TEST(the_first_requests_are_whole)
 {
-	(void)state;
 	for (uint32_t depth = 1; depth <= DEPTH_MAX; depth *= 8) {
 		struct client client = client_of(depth, MS, MS);
 
@@ -240,9 +225,8 @@ static void the_first_requests_are_whole(void **state)
 	}
 }
 
-static void parts_that_pay_are_used(void **state)
+TEST(parts_that_pay_are_used)
 {
-	(void)state;
 	for (uint32_t depth = 1; depth <= DEPTH_MAX; depth *= 2) {
 		struct client client = client_of(depth, MS, MS * 3 / 4);
 
@@ -253,11 +237,10 @@ static void parts_that_pay_are_used(void **state)
 
 /* Where parts take longer, or not clearly less, they are tried rarely, and for a short time first.
  */
-static void parts_that_do_not_pay_are_given_up(void **state)
+TEST(parts_that_do_not_pay_are_given_up)
 {
 	static const uint64_t cut_ns[] = { MS * 3, MS * 5 / 4, MS, MS * 98 / 100 };
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cut_ns) / sizeof(cut_ns[0]); i++) {
 		for (uint32_t depth = 1; depth <= DEPTH_MAX; depth *= 2) {
 			struct client client = client_of(depth, MS, cut_ns[i]);
@@ -268,11 +251,10 @@ static void parts_that_do_not_pay_are_given_up(void **state)
 	}
 }
 
-static void a_change_of_the_disk_is_noticed(void **state)
+TEST(a_change_of_the_disk_is_noticed)
 {
 	struct client client = client_of(1, MS, MS * 2);
 
-	(void)state;
 	(void)run(&client, 1000);
 	client.cut_ns = MS / 2;
 	(void)run(&client, 1000);
@@ -283,11 +265,10 @@ static void a_change_of_the_disk_is_noticed(void **state)
 }
 
 /* A client that thinks longer than its requests take still waits for them. */
-static void pauses_hide_no_difference(void **state)
+TEST(pauses_hide_no_difference)
 {
 	struct client client = client_of(1, MS, MS * 3 / 4);
 
-	(void)state;
 	client.think_ns = 50 * MS;
 	(void)run(&client, 100);
 	assert_in_range(run(&client, 1000), 950, 1000);
@@ -295,9 +276,8 @@ static void pauses_hide_no_difference(void **state)
 
 /* The socket accepts a reply immediately, and a slow network needs as long for it as the disk. With
  * parts, it has hardly anything left when the disk is ready. */
-static void what_the_network_still_has_counts(void **state)
+TEST(what_the_network_still_has_counts)
 {
-	(void)state;
 	for (uint64_t think_ns = 0; think_ns <= 50 * MS; think_ns += 50 * MS) {
 		struct client client = client_of(1, 5 * MS, 5 * MS + MS / 10);
 
@@ -307,26 +287,4 @@ static void what_the_network_still_has_counts(void **state)
 		(void)run(&client, 100);
 		assert_in_range(run(&client, 1000), 950, 1000);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_disks_rate_is_measured_while_it_works),
-		cmocka_unit_test(a_disk_that_is_never_idle_is_measured_too),
-		cmocka_unit_test(faster_ends_mean_larger_parts),
-		cmocka_unit_test(many_requests_overlap_with_each_other),
-		cmocka_unit_test(short_requests_are_not_cut),
-		cmocka_unit_test(nothing_is_cut_before_something_is_known),
-		cmocka_unit_test(no_part_is_longer_than_a_chunk),
-		cmocka_unit_test(members_make_parts_smaller),
-		cmocka_unit_test(the_first_requests_are_whole),
-		cmocka_unit_test(parts_that_pay_are_used),
-		cmocka_unit_test(parts_that_do_not_pay_are_given_up),
-		cmocka_unit_test(a_change_of_the_disk_is_noticed),
-		cmocka_unit_test(pauses_hide_no_difference),
-		cmocka_unit_test(what_the_network_still_has_counts),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,19 +4,14 @@
  * segments, and an export that comes when all memory is in use. What becomes of them in a crash is
  * sim --atomic.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "memory/arena.h"
 #include "path/path.h"
 #include "sim/sim.h"
 #include "stores.h"
+#include "unit.h"
 
 enum {
 	KIB = 1024,
@@ -192,7 +187,7 @@ static void finish(struct world *world, uint32_t idx)
 
 /* --- what is promised ------------------------------------------------------------------------ */
 
-static void test_promise(void **state)
+TEST(test_promise)
 {
 	static const struct {
 		uint64_t memory;
@@ -200,7 +195,6 @@ static void test_promise(void **state)
 	} cases[] = { { 4 * MIB, 256 * KIB }, { 8 * MIB, 512 * KIB }, { 16 * MIB, PROMISE },
 		{ UINT64_C(128) * MIB, PROMISE } };
 
-	GMB_UNUSED(state);
 	for (size_t i = 0; i < ARRAY_COUNT(cases); i++) {
 		struct world *world = world_open(cases[i].memory);
 		uint64_t memory = cases[i].memory - SESSIONS * PATH_RESERVE_BYTES;
@@ -236,11 +230,10 @@ static void test_promise(void **state)
 /* --- short memory ---------------------------------------------------------------------------- */
 
 /* One after the other, in the order in which they came; another write is cut as always. */
-static void test_turns(void **state)
+TEST(test_turns)
 {
 	struct world *world = world_open(16 * MIB);
 
-	GMB_UNUSED(state);
 	join(world, 0);
 	take_all(world);
 	start(world, 0, PROMISE, STORE_FUA);
@@ -270,11 +263,10 @@ static void test_turns(void **state)
 	world_close(world);
 }
 
-static void test_one_block(void **state)
+TEST(test_one_block)
 {
 	struct world *world = world_open(16 * MIB);
 
-	GMB_UNUSED(state);
 	join(world, 0);
 	take_all(world);
 	start(world, 0, PROMISE, STORE_FUA);
@@ -287,11 +279,10 @@ static void test_one_block(void **state)
 }
 
 /* Where there is no room for a block of the export's own, the client's is enough at any offset. */
-static void test_reserve(void **state)
+TEST(test_reserve)
 {
 	struct world *world = world_open(16 * MIB);
 
-	GMB_UNUSED(state);
 	path_export_join(world->path, &world->exports[0], PATH_RESERVE_BYTES);
 	take_all(world);
 	start_at(world, 0, 512, PATH_RESERVE_BYTES, STORE_FUA);
@@ -302,11 +293,10 @@ static void test_reserve(void **state)
 }
 
 /* An export comes when others have all memory: its block is the first that becomes free. */
-static void test_late_export(void **state)
+TEST(test_late_export)
 {
 	struct world *world = world_open(16 * MIB);
 
-	GMB_UNUSED(state);
 	take_all(world);
 	join(world, 0);
 	start(world, 0, PROMISE, STORE_FUA);
@@ -323,12 +313,11 @@ static void test_late_export(void **state)
 
 /* --- memory of the requester's --------------------------------------------------------------- */
 
-static void test_segments(void **state)
+TEST(test_segments)
 {
 	struct world *world = world_open(16 * MIB);
 	uint8_t *memory = aligned_alloc(4096, MIB);
 
-	GMB_UNUSED(state);
 	assert_non_null(memory);
 	join(world, 0);
 	take_all(world);
@@ -357,7 +346,7 @@ static void test_segments(void **state)
 			assert_true(sim_step());
 		}
 		assert_int_equal(world->requests[0].parts_started, 1);
-		assert_int_equal(world->exports[0].staged_parts, count > 1);
+		assert_int_equal(world->exports[0].ram_bytes, count > 1 ? PROMISE : 0);
 		path_finish(&world->requests[0]);
 	}
 	free(memory);
@@ -366,15 +355,6 @@ static void test_segments(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_promise),
-		cmocka_unit_test(test_turns),
-		cmocka_unit_test(test_one_block),
-		cmocka_unit_test(test_reserve),
-		cmocka_unit_test(test_late_export),
-		cmocka_unit_test(test_segments),
-	};
-
 	stores_register();
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

@@ -3,18 +3,13 @@
  * Requests that keep the store busy for long: how many of them are in the store, and whose turn it
  * is. The store finishes a part when the test says so.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "path/path.h"
 #include "sim/sim.h"
 #include "store/kind.h"
+#include "unit.h"
 
 enum {
 	STORE_BYTES = 1 << 30,
@@ -62,7 +57,6 @@ static void store_takes(struct store_queue *queue, struct store_part *part)
 
 static uint64_t store_bytes(struct store *store)
 {
-	GMB_UNUSED(store);
 	return STORE_BYTES;
 }
 
@@ -216,14 +210,13 @@ static uint32_t in_store(
 
 /* --- tests ---------------------------------------------------------------------------------- */
 
-static void test_a_client_has_one_in_the_store(void **state)
+TEST(test_a_client_has_one_in_the_store)
 {
 	static const enum store_op costly[] = { STORE_EXTENTS, STORE_CACHE, STORE_TRIM,
 		STORE_ZERO };
 	struct world *world = world_open();
 	uint32_t done = 0;
 
-	GMB_UNUSED(state);
 	for (uint32_t i = 0; i < 128; i++) {
 		(void)start(world, 0, 0, costly[i % ARRAY_COUNT(costly)], LONG_BYTES);
 	}
@@ -246,11 +239,10 @@ static void test_a_client_has_one_in_the_store(void **state)
 	world_close(world);
 }
 
-static void test_short_ones_are_not_costly(void **state)
+TEST(test_short_ones_are_not_costly)
 {
 	struct world *world = world_open();
 
-	GMB_UNUSED(state);
 	for (int i = 0; i < 32; i++) {
 		(void)start(world, 0, 0, i % 2 == 0 ? STORE_TRIM : STORE_ZERO, PATH_CHEAP_BYTES);
 	}
@@ -267,11 +259,10 @@ static void test_short_ones_are_not_costly(void **state)
 }
 
 /* Exports that hang leave places for the others, however many they are. */
-static void test_an_export_leaves_places_for_others(void **state)
+TEST(test_an_export_leaves_places_for_others)
 {
 	struct world *world = world_open();
 
-	GMB_UNUSED(state);
 	for (uint32_t i = 0; i < CLIENTS; i++) {
 		(void)start(world, i, 0, STORE_EXTENTS, LONG_BYTES);
 	}
@@ -290,12 +281,11 @@ static void test_an_export_leaves_places_for_others(void **state)
 }
 
 /* All places of the export are taken by one peer, whose clients want more. */
-static void test_turns_go_by_peer(void **state)
+TEST(test_turns_go_by_peer)
 {
 	struct world *world = world_open();
 	struct job *good;
 
-	GMB_UNUSED(state);
 	for (uint32_t i = 0; i < 128; i++) {
 		(void)start(world, 1 + i % (CLIENTS - 1), 0, STORE_EXTENTS, LONG_BYTES);
 	}
@@ -314,11 +304,10 @@ static void test_turns_go_by_peer(void **state)
 }
 
 /* Who comes when a place has just become free does not take it from who waits. */
-static void test_a_newcomer_does_not_overtake(void **state)
+TEST(test_a_newcomer_does_not_overtake)
 {
 	struct world *world = world_open();
 
-	GMB_UNUSED(state);
 	for (uint32_t i = 1; i <= PATH_COSTLY_MAX / 2; i++) {
 		(void)start(world, i, 0, STORE_ZERO, LONG_BYTES);
 	}
@@ -333,12 +322,11 @@ static void test_a_newcomer_does_not_overtake(void **state)
 	world_close(world);
 }
 
-static void test_a_connection_breaks_while_its_requests_wait(void **state)
+TEST(test_a_connection_breaks_while_its_requests_wait)
 {
 	struct world *world = world_open();
 	struct job *jobs[32];
 
-	GMB_UNUSED(state);
 	for (int i = 0; i < 32; i++) {
 		jobs[i] = start(world, 0, 0, i % 2 == 0 ? STORE_EXTENTS : STORE_TRIM, LONG_BYTES);
 	}
@@ -355,14 +343,13 @@ static void test_a_connection_breaks_while_its_requests_wait(void **state)
 }
 
 /* Changes that wait for one whose client has gone hold no place: the late one may need it. */
-static void test_who_waits_for_a_late_change_holds_no_place(void **state)
+TEST(test_who_waits_for_a_late_change_holds_no_place)
 {
 	struct world *world = world_open();
 	struct job *first = start(world, 0, 0, STORE_ZERO, LONG_BYTES);
 	struct job *second = start(world, 0, 0, STORE_ZERO, LONG_BYTES);
 	struct job *gone;
 
-	GMB_UNUSED(state);
 	path_orphan(&first->request);
 	path_orphan(&second->request);
 	for (uint32_t i = 1; i <= PATH_COSTLY_MAX; i++) {
@@ -380,7 +367,7 @@ static void test_who_waits_for_a_late_change_holds_no_place(void **state)
 
 /* One that has had its turn, and waits for memory, does not wait awake for it, nor for a new turn.
  */
-static void test_memory_is_short_when_its_turn_comes(void **state)
+TEST(test_memory_is_short_when_its_turn_comes)
 {
 	enum { PASSES_MAX = 10, BLOCKS_MAX = 2048 };
 	static struct arena_buf bufs[BLOCKS_MAX];
@@ -388,7 +375,6 @@ static void test_memory_is_short_when_its_turn_comes(void **state)
 	uint32_t count = 0;
 	uint32_t passes = 0;
 
-	GMB_UNUSED(state);
 	while (arena_get(world->arena, ARENA_BLOCK_BYTES_MIN, &bufs[count]) == 0) {
 		count++;
 		assert_true(count < BLOCKS_MAX);
@@ -412,20 +398,4 @@ static void test_memory_is_short_when_its_turn_comes(void **state)
 	}
 	finish_all(world); /* what ends tells that there may be memory */
 	world_close(world);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_a_client_has_one_in_the_store),
-		cmocka_unit_test(test_short_ones_are_not_costly),
-		cmocka_unit_test(test_an_export_leaves_places_for_others),
-		cmocka_unit_test(test_turns_go_by_peer),
-		cmocka_unit_test(test_a_newcomer_does_not_overtake),
-		cmocka_unit_test(test_a_connection_breaks_while_its_requests_wait),
-		cmocka_unit_test(test_memory_is_short_when_its_turn_comes),
-		cmocka_unit_test(test_who_waits_for_a_late_change_holds_no_place),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,18 +5,12 @@
  * waits goes on in the end. The store finishes a part when the test says so.
  */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "path/path.h"
 #include "sim/sim.h"
 #include "store/kind.h"
+#include "unit.h"
 
 enum {
 	KIB = 1024,
@@ -98,7 +92,6 @@ static void store_takes(struct store_queue *queue, struct store_part *part)
 
 static uint64_t store_bytes(struct store *store)
 {
-	GMB_UNUSED(store);
 	return STORE_BYTES;
 }
 
@@ -298,11 +291,10 @@ static void finish(struct world *world, const struct job *job, int result)
 
 /* --- what waits, and for what -------------------------------------------------------------- */
 
-static void test_changes_wait_for_those_of_a_broken_connection(void **state)
+TEST(test_changes_wait_for_those_of_a_broken_connection)
 {
 	static const enum store_op later[] = { STORE_WRITE, STORE_TRIM, STORE_ZERO };
 
-	GMB_UNUSED(state);
 	for (uint32_t i = 0; i < 2 * ARRAY_COUNT(later); i++) {
 		struct world *world = world_open(1);
 		uint32_t elsewhere = i / ARRAY_COUNT(later);
@@ -330,14 +322,12 @@ static void test_changes_wait_for_those_of_a_broken_connection(void **state)
 	}
 }
 
-static void test_a_request_whose_client_asks_nothing_more_is_waited_for_until_it_is_stored(
-	void **state)
+TEST(test_a_request_whose_client_asks_nothing_more_is_waited_for_until_it_is_stored)
 {
 	struct world *world = world_open(1);
 	struct job *gone = start(world, 0, STORE_ZERO, 0, 64 * KIB);
 	struct job *next;
 
-	GMB_UNUSED(state);
 	orphan(gone);
 	next = start(world, 1, STORE_WRITE, 60 * KIB, 4 * KIB);
 	run(world);
@@ -351,14 +341,13 @@ static void test_a_request_whose_client_asks_nothing_more_is_waited_for_until_it
 	world_close(world);
 }
 
-static void test_those_who_have_gone_wait_in_turn(void **state)
+TEST(test_those_who_have_gone_wait_in_turn)
 {
 	struct world *world = world_open(1);
 	struct job *first = start(world, 0, STORE_ZERO, 0, 8 * KIB);
 	struct job *second;
 	struct job *third;
 
-	GMB_UNUSED(state);
 	abandon(first);
 	second = start(world, 1, STORE_WRITE, 4 * KIB, 8 * KIB);
 	orphan(second);
@@ -375,14 +364,13 @@ static void test_those_who_have_gone_wait_in_turn(void **state)
 	world_close(world);
 }
 
-static void test_what_waits_is_never_started_when_its_connection_breaks(void **state)
+TEST(test_what_waits_is_never_started_when_its_connection_breaks)
 {
 	struct world *world = world_open(1);
 	struct job *first = start(world, 0, STORE_ZERO, 0, 8 * KIB);
 	struct job *second;
 	struct job *third;
 
-	GMB_UNUSED(state);
 	abandon(first);
 	second = start(world, 1, STORE_WRITE, 0, 12 * KIB);
 	abandon(second);
@@ -397,13 +385,12 @@ static void test_what_waits_is_never_started_when_its_connection_breaks(void **s
 	world_close(world);
 }
 
-static void test_a_failed_request_does_not_start_what_waits(void **state)
+TEST(test_a_failed_request_does_not_start_what_waits)
 {
 	struct world *world = world_open(1);
 	struct job *first = start(world, 0, STORE_ZERO, 16 * KIB, 4 * KIB);
 	struct job *second;
 
-	GMB_UNUSED(state);
 	abandon(first);
 	second = start(world, 1, STORE_WRITE, 0, 32 * KIB); /* two parts, of which one waits */
 	run(world);
@@ -454,11 +441,10 @@ static void random_step(struct world *world)
 	}
 }
 
-static void test_nothing_is_overtaken_and_everything_ends(void **state)
+TEST(test_nothing_is_overtaken_and_everything_ends)
 {
 	uint64_t waits = 0;
 
-	GMB_UNUSED(state);
 	for (uint64_t seed = 1; seed <= SEEDS; seed++) {
 		struct world *world = world_open(seed);
 
@@ -481,19 +467,4 @@ static void test_nothing_is_overtaken_and_everything_ends(void **state)
 		world_close(world);
 	}
 	assert_true(waits > SEEDS);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_changes_wait_for_those_of_a_broken_connection),
-		cmocka_unit_test(
-			test_a_request_whose_client_asks_nothing_more_is_waited_for_until_it_is_stored),
-		cmocka_unit_test(test_those_who_have_gone_wait_in_turn),
-		cmocka_unit_test(test_what_waits_is_never_started_when_its_connection_breaks),
-		cmocka_unit_test(test_a_failed_request_does_not_start_what_waits),
-		cmocka_unit_test(test_nothing_is_overtaken_and_everything_ends),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

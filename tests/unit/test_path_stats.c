@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <errno.h>
-#include <string.h>
 
 #include "path/stats.h"
+#include "unit.h"
 
 /* A request that spent the given times in INIT, READ, SEND_INIT and SEND; a negative one: the state
  * was skipped. */
@@ -28,11 +21,10 @@ static void add(struct path_stats *stats, const int64_t times_ns[4], bool failed
 	path_stats_add(stats, edges, 4096, failed);
 }
 
-static void states_are_summed(void **state)
+TEST(states_are_summed)
 {
 	struct path_stats stats = { 0 };
 
-	(void)state;
 	add(&stats, (const int64_t[]){ 10, 20, 30, 40 }, false);
 	add(&stats, (const int64_t[]){ 1, 2, -1, 4 }, true);
 	assert_int_equal(stats.count, 2);
@@ -48,9 +40,8 @@ static void states_are_summed(void **state)
 
 /* Every duration is told back at most an eighth (and a unit of 1024 ns) too long, never too short.
  */
-static void quantiles_bound_the_error(void **state)
+TEST(quantiles_bound_the_error)
 {
-	(void)state;
 	for (uint64_t ns = 1; ns < UINT64_C(60000000000); ns += ns / 13 + 1) {
 		struct path_stats stats = { 0 };
 		uint64_t told;
@@ -65,11 +56,10 @@ static void quantiles_bound_the_error(void **state)
 	}
 }
 
-static void quantiles_of_nothing_and_of_the_longest(void **state)
+TEST(quantiles_of_nothing_and_of_the_longest)
 {
 	struct path_stats stats = { 0 };
 
-	(void)state;
 	assert_int_equal(path_stats_quantile_ns(&stats, 990000), 0);
 	add(&stats, (const int64_t[]){ INT64_C(1000000000000), 0, 0, 0 }, false);
 	assert_int_equal(path_stats_quantile_ns(&stats, 990000), UINT64_C(1000000000000));
@@ -77,14 +67,13 @@ static void quantiles_of_nothing_and_of_the_longest(void **state)
 
 /* Each state has a histogram of its own, of the requests that were in it; a bucket has its limit.
  */
-static void phases_are_counted_apart(void **state)
+TEST(phases_are_counted_apart)
 {
 	static struct path_operation operation;
 	static struct path_operation twice;
 	uint64_t edges[PATH_STATE_COUNT] = { 1000, 2024, 0, 4073, 1004073 };
 	uint32_t slow = 0;
 
-	(void)state;
 	path_operation_add(&operation, edges, 5000, false);
 	assert_int_equal(operation.classes[1].count, 1);
 	assert_int_equal(operation.phases[PATH_STATE_WAIT][0], 1); /* 1024 ns */
@@ -102,9 +91,8 @@ static void phases_are_counted_apart(void **state)
 	assert_int_equal(twice.phases[PATH_STATE_NETWORK][slow], 2);
 }
 
-static void limits_grow(void **state)
+TEST(limits_grow)
 {
-	(void)state;
 	assert_int_equal(path_latency_limit_ns(0), 1024);
 	assert_int_equal(path_latency_limit_ns(PATH_LATENCY_PARTS - 1), 8 * 1024);
 	assert_int_equal(path_latency_limit_ns(2 * PATH_LATENCY_PARTS - 1), 16 * 1024);
@@ -114,21 +102,19 @@ static void limits_grow(void **state)
 	assert_true(path_latency_limit_ns(PATH_LATENCY_BUCKETS - 1) == UINT64_MAX);
 }
 
-static void errors_have_places(void **state)
+TEST(errors_have_places)
 {
-	(void)state;
 	assert_string_equal(path_error_name(path_error_slot(-EIO)), "EIO");
 	assert_string_equal(path_error_name(path_error_slot(-ENOSPC)), "ENOSPC");
 	assert_string_equal(path_error_name(path_error_slot(-ESHUTDOWN)), "other");
 }
 
-static void merging_is_adding(void **state)
+TEST(merging_is_adding)
 {
 	struct path_stats one = { 0 };
 	struct path_stats other = { 0 };
 	struct path_stats both = { 0 };
 
-	(void)state;
 	for (int64_t i = 1; i < 1000; i++) {
 		const int64_t times[] = { i * 7, i * 1000, i * i, i };
 
@@ -139,9 +125,8 @@ static void merging_is_adding(void **state)
 	assert_memory_equal(&one, &both, sizeof(one));
 }
 
-static void size_classes(void **state)
+TEST(size_classes)
 {
-	(void)state;
 	assert_int_equal(path_size_class(0), 0);
 	assert_int_equal(path_size_class(4096), 0);
 	assert_int_equal(path_size_class(4097), 1);
@@ -151,20 +136,4 @@ static void size_classes(void **state)
 	assert_int_equal(path_size_class((16 << 20) + 1), 7);
 	assert_int_equal(path_size_class(UINT64_MAX), 7);
 	assert_true(path_size_class_limit(7) == UINT64_MAX);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(states_are_summed),
-		cmocka_unit_test(quantiles_bound_the_error),
-		cmocka_unit_test(quantiles_of_nothing_and_of_the_longest),
-		cmocka_unit_test(merging_is_adding),
-		cmocka_unit_test(phases_are_counted_apart),
-		cmocka_unit_test(limits_grow),
-		cmocka_unit_test(errors_have_places),
-		cmocka_unit_test(size_classes),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

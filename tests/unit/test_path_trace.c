@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include "path/stats.h"
+#include "unit.h"
 
 static const struct path_trace_name disk = { "disk", 4 };
 static const struct path_trace_name other_disk = { "disk2", 5 };
@@ -41,7 +35,7 @@ static void end(struct path_trace_request *record, int error)
 			[PATH_STATE_WAIT] = 100, [PATH_STATE_DONE] = 900 });
 }
 
-static void a_read_in_two_parts(void **state)
+TEST(a_read_in_two_parts)
 {
 	uint32_t ended = 0;
 	struct path_trace *trace = make(2, 0, &ended);
@@ -50,12 +44,11 @@ static void a_read_in_two_parts(void **state)
 	struct path_trace_part *one;
 	struct path_trace_part *two;
 
-	(void)state;
 	path_trace_begin(trace, STORE_READ, disk, 4096, 8192, &handle);
 	one = path_trace_opened(handle, 4096, 4096, 101);
-	path_trace_submitted(one, 102);
+	path_trace_submitted(one, "ram", 102);
 	two = path_trace_opened(handle, 8192, 4096, 103);
-	path_trace_submitted(two, 104);
+	path_trace_submitted(two, NULL, 104);
 	path_trace_progress(handle, two, 512, 105);
 	path_trace_done(two, 0, 106);
 	path_trace_handed(handle, two, 8192, 4096, 107);
@@ -95,13 +88,12 @@ static void a_read_in_two_parts(void **state)
 	path_trace_destroy(trace);
 }
 
-static void only_what_is_asked_for(void **state)
+TEST(only_what_is_asked_for)
 {
 	uint32_t ended = 0;
 	struct path_trace *trace = make(1, 4096, &ended);
 	struct path_trace_request *handle = (void *)&ended;
 
-	(void)state;
 	path_trace_begin(trace, STORE_READ, disk, 0, 4095, &handle);
 	assert_null(handle);
 	path_trace_begin(trace, STORE_FLUSH, disk, 0, 4096, &handle);
@@ -119,7 +111,7 @@ static void only_what_is_asked_for(void **state)
 }
 
 /* The first ones as they were; the last stands for the others, and nothing is missing. */
-static void marks_and_pieces_without_end(void **state)
+TEST(marks_and_pieces_without_end)
 {
 	enum { COUNT = 100, BYTES = 512 };
 	uint32_t ended = 0;
@@ -128,7 +120,6 @@ static void marks_and_pieces_without_end(void **state)
 	struct path_trace_part *part;
 	uint64_t next = 0;
 
-	(void)state;
 	path_trace_begin(trace, STORE_READ, disk, 0, COUNT * BYTES, &handle);
 	part = path_trace_opened(handle, 0, COUNT * BYTES, 1);
 	for (uint64_t i = 0; i < COUNT; i++) {
@@ -157,7 +148,7 @@ static void marks_and_pieces_without_end(void **state)
 	path_trace_destroy(trace);
 }
 
-static void parts_beyond_the_limit_are_counted(void **state)
+TEST(parts_beyond_the_limit_are_counted)
 {
 	enum { MORE = 7 };
 	uint32_t ended = 0;
@@ -166,12 +157,11 @@ static void parts_beyond_the_limit_are_counted(void **state)
 	const struct path_trace_request *record;
 	uint32_t listed = 0;
 
-	(void)state;
 	path_trace_begin(trace, STORE_READ, disk, 0, 1 << 30, &handle);
 	for (uint32_t i = 0; i < PATH_TRACE_PARTS_MAX + MORE; i++) {
 		struct path_trace_part *part = path_trace_opened(handle, i, 1, 1);
 
-		path_trace_submitted(part, 2);
+		path_trace_submitted(part, NULL, 2);
 		path_trace_progress(handle, part, 1, 3);
 		path_trace_done(part, 0, 4);
 		path_trace_handed(handle, part, i, 1, 5);
@@ -190,18 +180,17 @@ static void parts_beyond_the_limit_are_counted(void **state)
 }
 
 /* All requests together have less room than each may take: who comes late is told of as well. */
-static void the_pool_is_shared(void **state)
+TEST(the_pool_is_shared)
 {
 	enum { REQUESTS = PATH_TRACE_POOL_MAX / PATH_TRACE_PARTS_MAX + 1 };
 	uint32_t ended = 0;
 	struct path_trace *trace = make(REQUESTS, 0, &ended);
 	struct path_trace_request *handles[REQUESTS];
 
-	(void)state;
 	for (uint32_t i = 0; i < REQUESTS; i++) {
 		path_trace_begin(trace, STORE_READ, disk, 0, 1 << 30, &handles[i]);
 		for (uint32_t k = 0; k < PATH_TRACE_PARTS_MAX; k++) {
-			path_trace_submitted(path_trace_opened(handles[i], k, 1, 1), 2);
+			path_trace_submitted(path_trace_opened(handles[i], k, 1, 1), NULL, 2);
 		}
 		assert_int_equal(
 			handles[i]->part_count, i < REQUESTS - 1 ? PATH_TRACE_PARTS_MAX : 0);
@@ -213,14 +202,13 @@ static void the_pool_is_shared(void **state)
 
 /* Only so many parts may have more than one piece and one mark; of the others these stand for all,
  * until others give theirs back. */
-static void few_parts_have_many_pieces(void **state)
+TEST(few_parts_have_many_pieces)
 {
 	enum { PARTS = PATH_TRACE_PARTS_MAX, REQUESTS = PATH_TRACE_MORE_MAX / PARTS + 1 };
 	uint32_t ended = 0;
 	struct path_trace *trace = make(REQUESTS, 0, &ended);
 	struct path_trace_request *handles[REQUESTS];
 
-	(void)state;
 	for (uint32_t round = 0; round < 3; round++) {
 		for (uint32_t i = 0; i < REQUESTS; i++) {
 			path_trace_begin(trace, STORE_READ, disk, 0, 1 << 30, &handles[i]);
@@ -252,17 +240,16 @@ static void few_parts_have_many_pieces(void **state)
 }
 
 /* The batch's time may be before a moment that was taken in it. */
-static void moments_stay_in_order(void **state)
+TEST(moments_stay_in_order)
 {
 	uint32_t ended = 0;
 	struct path_trace *trace = make(1, 0, &ended);
 	struct path_trace_request *handle;
 	struct path_trace_part *part;
 
-	(void)state;
 	path_trace_begin(trace, STORE_READ, disk, 0, 4096, &handle);
 	part = path_trace_opened(handle, 0, 4096, 20);
-	path_trace_submitted(part, 10);
+	path_trace_submitted(part, NULL, 10);
 	path_trace_progress(handle, part, 512, 15);
 	path_trace_done(part, 0, 16);
 	path_trace_handed(handle, part, 0, 4096, 30);
@@ -275,18 +262,17 @@ static void moments_stay_in_order(void **state)
 }
 
 /* What a peer that went away leaves is used again, however often. */
-static void dropped_requests_leave_room(void **state)
+TEST(dropped_requests_leave_room)
 {
 	uint32_t ended = 0;
 	struct path_trace *trace = make(1, 0, &ended);
 	struct path_trace_request *handle;
 
-	(void)state;
 	for (uint32_t i = 0; i < 20; i++) {
 		path_trace_begin(trace, STORE_READ, disk, 0, 1 << 30, &handle);
 		assert_non_null(handle);
 		for (uint32_t k = 0; k < i * 100; k++) {
-			path_trace_submitted(path_trace_opened(handle, k, 1, 1), 2);
+			path_trace_submitted(path_trace_opened(handle, k, 1, 1), NULL, 2);
 		}
 		assert_int_equal(handle->part_count, MIN(i * 100, (uint32_t)PATH_TRACE_PARTS_MAX));
 		path_trace_drop(handle);
@@ -296,13 +282,12 @@ static void dropped_requests_leave_room(void **state)
 	path_trace_destroy(trace);
 }
 
-static void detached_requests_have_no_record(void **state)
+TEST(detached_requests_have_no_record)
 {
 	uint32_t ended = 0;
 	struct path_trace *trace = make(4, 0, &ended);
 	struct path_trace_request *handles[3];
 
-	(void)state;
 	for (uint32_t i = 0; i < 3; i++) {
 		path_trace_begin(trace, STORE_READ, disk, i, 1, &handles[i]);
 	}
@@ -315,21 +300,4 @@ static void detached_requests_have_no_record(void **state)
 	assert_int_equal(path_trace_ended_count(trace), 1);
 	assert_int_equal(path_trace_ended(trace, 0)->offset, 1);
 	path_trace_destroy(trace);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_read_in_two_parts),
-		cmocka_unit_test(only_what_is_asked_for),
-		cmocka_unit_test(marks_and_pieces_without_end),
-		cmocka_unit_test(parts_beyond_the_limit_are_counted),
-		cmocka_unit_test(the_pool_is_shared),
-		cmocka_unit_test(few_parts_have_many_pieces),
-		cmocka_unit_test(moments_stay_in_order),
-		cmocka_unit_test(dropped_requests_leave_room),
-		cmocka_unit_test(detached_requests_have_no_record),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

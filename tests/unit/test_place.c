@@ -1,16 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Networks, and places that an operator names. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
-#include <errno.h>
-#include <string.h>
 
 #include "base/place.h"
+#include "unit.h"
 
 static bool holds(const char *text, const char *uri_text)
 {
@@ -28,9 +20,8 @@ static bool holds(const char *text, const char *uri_text)
 	return found;
 }
 
-static void sockets(void **state)
+TEST(sockets)
 {
-	(void)state;
 	assert_true(holds("/run/a", "push+unix:///?socket=/run/a"));
 	assert_false(holds("/run/a", "push+unix:///?socket=/run/ab"));
 	assert_false(holds("/run/a", "push+unix:///?socket=/run/a/b"));
@@ -45,9 +36,8 @@ static void sockets(void **state)
 	assert_false(holds("0.0.0.0/0,port=any", "push+unix:///?socket=/run/a"));
 }
 
-static void networks(void **state)
+TEST(networks)
 {
-	(void)state;
 	assert_true(holds("10.0.0.0/8", "push://10.1.2.3"));
 	assert_false(holds("10.0.0.0/8", "push://11.1.2.3"));
 	assert_false(holds("10.0.0.0/8", "push://10.1.2.3:10810"));
@@ -64,9 +54,8 @@ static void networks(void **state)
 	assert_false(holds("127.0.0.1", "push://localhost"));
 }
 
-static void protocols(void **state)
+TEST(protocols)
 {
-	(void)state;
 	assert_true(holds("nbd:10.1.2.3", "nbd://10.1.2.3"));
 	assert_true(holds("nbd:10.0.0.0/8,port=7", "nbd://10.1.2.3:7"));
 	assert_true(holds("nbd:/run/", "nbd+unix:///x?socket=/run/a"));
@@ -91,7 +80,7 @@ static bool same(const char *one, const char *other)
 	return is_same;
 }
 
-static void credentials(void **state)
+TEST(credentials)
 {
 	static const char text[] = "nbds:10.0.0.0/8,port=7,tls-certificates=/c,tls-hostname=h";
 	static const char key[] = "nbds:/run/s,tls-psk-file=/k,tls-username=u";
@@ -99,7 +88,6 @@ static void credentials(void **state)
 	struct place place;
 	struct error error;
 
-	(void)state;
 	assert_int_equal(place_parse(text, &place, &error), 0);
 	assert_string_equal(place.text, "nbds:10.0.0.0/8,port=7");
 	assert_true(place.tls);
@@ -129,14 +117,13 @@ static void credentials(void **state)
 }
 
 /* With TLS or without, never both. */
-static void tls_places(void **state)
+TEST(tls_places)
 {
 	static const char text[] = "nbds:10.0.0.0/8,tls-certificates=/c";
 	struct place place;
 	struct export_uri uris[3];
 	struct error error;
 
-	(void)state;
 	assert_int_equal(place_parse(text, &place, &error), 0);
 	assert_int_equal(export_uri_parse("nbds://10.1.2.3/x", &uris[0], &error), 0);
 	assert_int_equal(export_uri_parse("nbd://10.1.2.3/x", &uris[1], &error), 0);
@@ -151,7 +138,7 @@ static void tls_places(void **state)
 	assert_false(holds("nbd:10.0.0.0/8", "nbds://10.1.2.3"));
 }
 
-static void what_is_no_place(void **state)
+TEST(what_is_no_place)
 {
 	static const char *const texts[] = {
 		"",
@@ -193,13 +180,12 @@ static void what_is_no_place(void **state)
 	struct place place;
 	struct error error;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
 		assert_true(place_parse(texts[i], &place, &error) < 0);
 	}
 }
 
-static void loopback(void **state)
+TEST(loopback)
 {
 	static const struct {
 		const char *host;
@@ -215,25 +201,9 @@ static void loopback(void **state)
 	};
 	uint8_t address[NETWORK_ADDRESS_BYTES];
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(hosts) / sizeof(hosts[0]); i++) {
 		assert_true(address_parse(hosts[i].host, address));
 		assert_int_equal(address_is_loopback(address), hosts[i].is_loopback);
 	}
 	assert_false(address_parse("localhost", address));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(sockets),
-		cmocka_unit_test(networks),
-		cmocka_unit_test(protocols),
-		cmocka_unit_test(credentials),
-		cmocka_unit_test(tls_places),
-		cmocka_unit_test(what_is_no_place),
-		cmocka_unit_test(loopback),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,21 +5,15 @@
  * and that need nothing. Each slot has a range of the disk and memory of its own, so that what a
  * read must find is known; disks fail on the way, and requests are given up at any moment.
  */
-#include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/bytes.h"
 #include "memory/arena.h"
 #include "path/path.h"
 #include "sim/sim.h"
 #include "stores.h"
+#include "unit.h"
 
 enum {
 	SLOTS = 4,
@@ -407,32 +401,29 @@ static void set_content(struct world *world)
 	sim_disk_poke(world->disk, 0, world->shadow, DISK_BYTES);
 }
 
-static void test_cached(void **state)
+TEST(test_cached)
 {
-	GMB_UNUSED(state);
 	for (uint64_t seed = 1; seed <= 10; seed++) {
 		struct world *world = world_open(seed, "disk", STORE_MODE_CACHED, 0, 0);
 
 		set_content(world);
 		run(world, 500000);
-		assert_int_equal(world->path_export.staged_parts, 0);
-		assert_int_equal(world->path_export.placements_refused, 0);
+		assert_int_equal(world->path_export.ram_bytes, 0);
 		assert_true(world->given_up > 0);
 		world_close(world);
 	}
 }
 
-static void test_direct(void **state)
+TEST(test_direct)
 {
-	GMB_UNUSED(state);
 	for (uint64_t seed = 1; seed <= 20; seed++) {
 		struct world *world = world_open(seed, "disk", STORE_MODE_DIRECT,
 			seed % 2 == 0 ? 512 : 4096, seed % 4 < 2 ? 4 : 512);
 
 		set_content(world);
 		run(world, 800000);
-		assert_true(world->path_export.staged_parts > 0);
-		assert_int_equal(world->path_export.placements_refused, 0);
+		assert_true(world->path_export.ram_bytes > 0);
+		assert_true(world->path_export.placed_bytes > 0);
 		assert_true(world->given_up > 0);
 		world_close(world);
 	}
@@ -440,12 +431,11 @@ static void test_direct(void **state)
 
 /* Memory that is aligned for the device, but not like blocks of the disk, is copied: Linux 6.12
  * refuses it if it is registered. */
-static void test_direct_with_coarse_blocks(void **state)
+TEST(test_direct_with_coarse_blocks)
 {
 	struct world *world = world_open(1, "disk", STORE_MODE_DIRECT, 4096, 4);
 	struct slot *slot = &world->slots[0];
 
-	GMB_UNUSED(state);
 	for (int op = STORE_READ; op <= STORE_WRITE; op++) {
 		struct mem_segment segment = { .memory = mem_of(slot->memory + 28),
 			.bytes = 16384 };
@@ -468,18 +458,18 @@ static void test_direct_with_coarse_blocks(void **state)
 		(void)path_abandon(&request);
 		path_finish(&request);
 	}
-	assert_int_equal(world->path_export.staged_parts, 2); /* one read, one write */
+	assert_int_equal(world->path_export.ram_bytes, 2 * 16384); /* one read, one write */
+	assert_int_equal(world->path_export.placed_bytes, 0);
 	world_close(world);
 }
 
 /* One block of the middle has its bytes in two segments; all others go straight. */
-static void test_only_the_block_that_is_split_is_copied(void **state)
+TEST(test_only_the_block_that_is_split_is_copied)
 {
 	struct world *world = world_open(1, "disk", STORE_MODE_DIRECT, 4096, 4096);
 	struct slot *slot = &world->slots[0];
 	uint8_t bytes[32768];
 
-	GMB_UNUSED(state);
 	set_content(world);
 	slot->segments[0] = (struct mem_segment){ .memory = mem_of(slot->memory), .bytes = 5000 };
 	slot->segments[1] =
@@ -497,8 +487,7 @@ static void test_only_the_block_that_is_split_is_copied(void **state)
 		.progress = progress };
 	path_start(world->path, &slot->request);
 	assert_int_equal(slot->request.parts_started, 3);
-	assert_int_equal(world->path_export.staged_parts, 1);
-	assert_int_equal(arena_info(world->arena)->used_bytes_peak, 4096);
+	assert_int_equal(world->path_export.ram_bytes, 4096);
 	while (path_status(&slot->request) == PATH_PENDING) {
 		(void)sim_step();
 	}
@@ -510,20 +499,18 @@ static void test_only_the_block_that_is_split_is_copied(void **state)
 }
 
 /* Memory that the CPU must not touch is never copied, also where nothing is aligned. */
-static void test_direct_without_the_cpu(void **state)
+TEST(test_direct_without_the_cpu)
 {
 	struct world *world = world_open(1, "disk", STORE_MODE_DIRECT, 512, 512);
 
-	GMB_UNUSED(state);
 	set_content(world);
 	run(world, 0);
-	assert_int_equal(world->path_export.staged_parts, 0);
+	assert_int_equal(world->path_export.ram_bytes, 0);
 	world_close(world);
 }
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
-	GMB_UNUSED(state);
 	for (uint64_t seed = 1; seed <= 10; seed++) {
 		struct world *world = world_open(seed, "disk",
 			seed % 2 == 0 ? STORE_MODE_DIRECT : STORE_MODE_CACHED, 512, 512);
@@ -537,29 +524,17 @@ static void test_errors(void **state)
 }
 
 /* The store copies by itself: such memory stays away from it, and the request is like any other. */
-static void test_memory_store(void **state)
+TEST(test_memory_store)
 {
 	struct world *world = world_open(1, "memory:1M", STORE_MODE_CACHED, 0, 0);
 
-	GMB_UNUSED(state);
 	run(world, 500000);
-	assert_int_equal(world->path_export.staged_parts, 0);
-	assert_true(world->path_export.placements_refused > 0);
+	assert_true(world->path_export.ram_bytes > 0);
 	world_close(world);
 }
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_cached),
-		cmocka_unit_test(test_direct),
-		cmocka_unit_test(test_direct_with_coarse_blocks),
-		cmocka_unit_test(test_only_the_block_that_is_split_is_copied),
-		cmocka_unit_test(test_direct_without_the_cpu),
-		cmocka_unit_test(test_errors),
-		cmocka_unit_test(test_memory_store),
-	};
-
 	stores_register();
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

@@ -1,12 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Tickets, the tables of the process, and the digest; CRC-32C; a server that ends. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -18,6 +11,7 @@
 #include "push/group.h"
 #include "push/pieces.h"
 #include "push/table.h"
+#include "unit.h"
 
 #define S UINT64_C(1000000000)
 
@@ -58,36 +52,33 @@ static struct push_wire_ticket make(uint8_t asker, uint64_t now_ns)
 	return claim.ticket;
 }
 
-static void a_ticket_is_used_once(void **state)
+TEST(a_ticket_is_used_once)
 {
 	struct push_wire_ticket ticket = make(1, 5 * S);
 	struct push_claim claim;
 
-	(void)state;
 	assert_null(push_ticket_use(&ticket, &shower, 5 * S, &claim));
 	assert_int_equal(claim.name_bytes, 4);
 	assert_int_equal(claim.asker.identity.bytes[0], 1);
 	assert_non_null(strstr(push_ticket_use(&ticket, &shower, 5 * S, &claim), "used before"));
 }
 
-static void a_ticket_expires(void **state)
+TEST(a_ticket_expires)
 {
 	struct push_wire_ticket ticket = make(1, 5 * S);
 	uint64_t end_ns = (5 + PUSH_TICKET_LIFE_S) * S;
 	struct push_claim claim;
 
-	(void)state;
 	assert_non_null(strstr(push_ticket_use(&ticket, &shower, end_ns, &claim), "expired"));
 	assert_null(push_ticket_use(&ticket, &shower, end_ns - 1, &claim));
 }
 
 /* Whatever bit is changed. */
-static void a_forged_ticket_is_refused(void **state)
+TEST(a_forged_ticket_is_refused)
 {
 	struct push_wire_ticket ticket = make(1, 5 * S);
 	struct push_claim claim;
 
-	(void)state;
 	for (size_t bit = 0; bit < 8 * sizeof(ticket); bit++) {
 		struct push_wire_ticket forged = ticket;
 
@@ -98,13 +89,12 @@ static void a_forged_ticket_is_refused(void **state)
 	assert_null(push_ticket_use(&ticket, &shower, 5 * S, &claim));
 }
 
-static void a_ticket_is_for_one_server(void **state)
+TEST(a_ticket_is_for_one_server)
 {
 	struct push_wire_ticket ticket = make(1, 5 * S);
 	struct push_shower other = shower;
 	struct push_claim claim;
 
-	(void)state;
 	other.instance[0]++;
 	assert_non_null(strstr(push_ticket_use(&ticket, &other, 5 * S, &claim), "another server"));
 	other = shower;
@@ -115,12 +105,11 @@ static void a_ticket_is_for_one_server(void **state)
 	assert_null(push_ticket_use(&ticket, &shower, 5 * S, &claim));
 }
 
-static void one_asker_does_not_fill_the_table(void **state)
+TEST(one_asker_does_not_fill_the_table)
 {
 	struct push_claim claim = claim_of(9, 0);
 	const char *text = NULL;
 
-	(void)state;
 	for (uint32_t i = 0; i < PUSH_TICKETS_OF_ONE_MAX; i++) {
 		(void)make(9, 1000 * S);
 	}
@@ -131,13 +120,12 @@ static void one_asker_does_not_fill_the_table(void **state)
 	(void)make(9, (1000 + PUSH_TICKET_LIFE_S) * S);
 }
 
-static void the_table_of_tickets_is_full(void **state)
+TEST(the_table_of_tickets_is_full)
 {
 	struct push_claim claim = claim_of(255, 0);
 	const uint64_t now_ns = 10000 * S;
 	const char *text = NULL;
 
-	(void)state;
 	for (uint32_t i = 0; i < PUSH_TICKETS_MAX; i++) {
 		(void)make((uint8_t)(i / PUSH_TICKETS_OF_ONE_MAX), now_ns);
 	}
@@ -174,12 +162,11 @@ static void end(uint64_t serial)
 	push_job_end(serial, &(struct push_progress){ 0 }, -ECANCELED, "over", 2 * S);
 }
 
-static void a_job_has_a_status_if_it_has_failed(void **state)
+TEST(a_job_has_a_status_if_it_has_failed)
 {
 	struct push_wire_job head = { .role = PUSH_SOURCE, .state = PUSH_JOB_FAILED };
 	struct push_job_message job;
 
-	(void)state;
 	assert_non_null(push_parse(PUSH_JOB, &head, sizeof(head), &job));
 	head.status = EIO;
 	assert_null(push_parse(PUSH_JOB, &head, sizeof(head), &job));
@@ -189,7 +176,7 @@ static void a_job_has_a_status_if_it_has_failed(void **state)
 	assert_null(push_parse(PUSH_JOB, &head, sizeof(head), &job));
 }
 
-static void jobs_are_not_in_each_others_way(void **state)
+TEST(jobs_are_not_in_each_others_way)
 {
 	struct push_viewer one = { .identity.bytes[0] = 1 };
 	struct push_viewer two = { .identity.bytes[0] = 2 };
@@ -201,7 +188,6 @@ static void jobs_are_not_in_each_others_way(void **state)
 	uint64_t second;
 	uint64_t third;
 
-	(void)state;
 	add(job_at(2, 1, 99), -EBUSY);
 	second = add(job_at(2, 1, 100), 0);
 	other.name[0] = 'e'; /* another export */
@@ -226,12 +212,11 @@ static void jobs_are_not_in_each_others_way(void **state)
 	end(third);
 }
 
-static void the_table_of_jobs_is_full(void **state)
+TEST(the_table_of_jobs_is_full)
 {
 	uint64_t serials[PUSH_JOBS_MAX];
 	struct push_job seen;
 
-	(void)state;
 	/* Those that have ended make room. */
 	for (uint32_t i = 0; i < 3 * PUSH_JOBS_KEPT_MAX; i++) {
 		end(add(job_at(1000 + i, 1, 0), 0));
@@ -249,11 +234,10 @@ static void the_table_of_jobs_is_full(void **state)
 }
 
 /* RFC 3720, appendix B.4. */
-static void checksums(void **state)
+TEST(checksums)
 {
 	uint8_t bytes[1000];
 
-	(void)state;
 	memset(bytes, 0, sizeof(bytes));
 	assert_int_equal(crc32c(0, bytes, 32), 0x8a9136aa);
 	memset(bytes, 0xff, 32);
@@ -269,12 +253,11 @@ static void checksums(void **state)
 	}
 }
 
-static void the_digest_of_zeroes_is_that_of_pieces(void **state)
+TEST(the_digest_of_zeroes_is_that_of_pieces)
 {
 	static uint8_t zeroes[PUSH_PIECE_BYTES];
 	uint64_t sum = 0;
 
-	(void)state;
 	for (uint64_t at = 0; at < 3; at++) {
 		sum += push_digest(at * PUSH_PIECE_BYTES, PUSH_PIECE_BYTES,
 			crc32c(0, zeroes, PUSH_PIECE_BYTES));
@@ -296,11 +279,10 @@ static void take(struct push_pieces *pieces, uint64_t first, uint64_t count, boo
 	assert_true(lack || !taken);
 }
 
-static void a_piece_comes_once(void **state)
+TEST(a_piece_comes_once)
 {
 	struct push_pieces pieces = { 0 };
 
-	(void)state;
 	take(&pieces, 0, 1, true);
 	take(&pieces, 0, 1, false);
 	take(&pieces, 10, 5, true); /* 1 to 9 are missing */
@@ -320,7 +302,7 @@ static void a_piece_comes_once(void **state)
 
 /* Whatever the order within the window of those under way, each is taken once, and all of them
  * fit. */
-static void pieces_come_in_any_order(void **state)
+TEST(pieces_come_in_any_order)
 {
 	enum { COUNT = 1000 };
 	static bool taken[COUNT];
@@ -331,7 +313,6 @@ static void pieces_come_in_any_order(void **state)
 	uint32_t count = 0;
 	uint32_t total = 0;
 
-	(void)state;
 	while (total < COUNT) {
 		uint32_t i;
 
@@ -354,11 +335,10 @@ static void pieces_come_in_any_order(void **state)
 	assert_int_equal(push_pieces_low(&pieces), (uint64_t)COUNT * PIECE);
 }
 
-static void no_more_gaps_than_may_be_under_way(void **state)
+TEST(no_more_gaps_than_may_be_under_way)
 {
 	struct push_pieces pieces = { 0 };
 
-	(void)state;
 	for (uint64_t i = 0; i < PUSH_GAPS_MAX; i++) {
 		take(&pieces, 4 * i + 3, 1, true);
 	}
@@ -388,7 +368,7 @@ static struct push_group *group_with(struct push_wire_join *join)
 }
 
 /* A connection that is lost has written one of its pieces, and not the other one. */
-static void a_lost_connection_tells_what_it_has_written(void **state)
+TEST(a_lost_connection_tells_what_it_has_written)
 {
 	const struct push_progress piece = { .done = PIECE, .digest = 5 };
 	struct push_wire_join join = { .number = 3 };
@@ -397,7 +377,6 @@ static void a_lost_connection_tells_what_it_has_written(void **state)
 	struct push_group *group = group_with(&join);
 	struct push_group *same;
 
-	(void)state;
 	assert_non_null(strstr(push_group_join(&join, &shower, &same), "has not ended"));
 
 	assert_null(push_group_take(group, 0, PIECE));
@@ -434,18 +413,17 @@ static void a_lost_connection_tells_what_it_has_written(void **state)
 }
 
 /* Also if it closes before its job begins. */
-static void connections_end_with_the_first_one(void **state)
+TEST(connections_end_with_the_first_one)
 {
 	struct push_wire_join join = { .number = 1 };
 	struct push_group *group = group_with(&join);
 
-	(void)state;
 	push_group_leave(group, 0);
 	assert_false(push_group_goes_on(group, 1));
 	push_group_leave(group, 1);
 }
 
-static void a_job_adds_up(void **state)
+TEST(a_job_adds_up)
 {
 	static const struct {
 		uint64_t done, zeroes, skipped;
@@ -463,7 +441,6 @@ static void a_job_adds_up(void **state)
 	struct push_wire_job head = { .length = 100, .role = PUSH_SOURCE, .state = PUSH_JOB_MOVES };
 	struct push_job_message job;
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(jobs); i++) {
 		head.done = jobs[i].done;
 		head.zeroes = jobs[i].zeroes;
@@ -477,7 +454,6 @@ static struct ring *ring;
 
 static int finish(void **state)
 {
-	(void)state;
 	ring_destroy(ring);
 	return 0;
 }
@@ -486,7 +462,6 @@ static int begin(void **state)
 {
 	struct error error;
 
-	(void)state;
 	if (ring_create(&(struct ring_options){ 0 }, &ring, &error) != 0) {
 		return -1;
 	}
@@ -506,7 +481,7 @@ static const char *parse_start(const struct push_start *start, uint32_t bytes)
 	return push_parse(PUSH_START, message, MIN(bytes, sizeof(message)), &parsed);
 }
 
-static void a_start_without_a_ticket(void **state)
+TEST(a_start_without_a_ticket)
 {
 	const struct push_start good = {
 		.head = { .length = 5,
@@ -518,7 +493,6 @@ static void a_start_without_a_ticket(void **state)
 	};
 	struct push_start bad = good;
 
-	(void)state;
 	assert_null(parse_start(&good, UINT32_MAX));
 	assert_non_null(strstr(parse_start(&good, 100), "H3"));
 	bad.head.uid = 0;
@@ -583,7 +557,7 @@ static void serve_badly(struct clan_queue *queue)
 }
 
 /* READY comes before LOST, so that the connection is over before its end is told. */
-static void the_reason_for_an_end_is_told(void **state)
+TEST(the_reason_for_an_end_is_told)
 {
 	char name[64] = ""; /* abstract */
 	struct asker asker = { .uri = { .is_unix = true, .socket_path = name, .export_name = "" } };
@@ -593,7 +567,6 @@ static void the_reason_for_an_end_is_told(void **state)
 	char address[80];
 	pthread_t thread;
 
-	GMB_UNUSED(state);
 	asker.uri.socket_path_bytes =
 		1 + (uint32_t)snprintf(name + 1, sizeof(name) - 1, "push-ask-%d", getpid());
 	snprintf(address, sizeof(address), "shm:@%s", name + 1);
@@ -614,27 +587,5 @@ static void the_reason_for_an_end_is_told(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_ticket_is_used_once),
-		cmocka_unit_test(a_ticket_expires),
-		cmocka_unit_test(a_forged_ticket_is_refused),
-		cmocka_unit_test(a_ticket_is_for_one_server),
-		cmocka_unit_test(one_asker_does_not_fill_the_table),
-		cmocka_unit_test(the_table_of_tickets_is_full),
-		cmocka_unit_test(a_start_without_a_ticket),
-		cmocka_unit_test(a_job_has_a_status_if_it_has_failed),
-		cmocka_unit_test(jobs_are_not_in_each_others_way),
-		cmocka_unit_test(the_table_of_jobs_is_full),
-		cmocka_unit_test(checksums),
-		cmocka_unit_test(the_digest_of_zeroes_is_that_of_pieces),
-		cmocka_unit_test(a_piece_comes_once),
-		cmocka_unit_test(pieces_come_in_any_order),
-		cmocka_unit_test(no_more_gaps_than_may_be_under_way),
-		cmocka_unit_test(a_lost_connection_tells_what_it_has_written),
-		cmocka_unit_test(connections_end_with_the_first_one),
-		cmocka_unit_test(a_job_adds_up),
-		cmocka_unit_test(the_reason_for_an_end_is_told),
-	};
-
-	return cmocka_run_group_tests(tests, begin, finish);
+	return unit_run(begin, finish);
 }

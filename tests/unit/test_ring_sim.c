@@ -2,20 +2,16 @@
 /* The simulated twin of the ring, beside what test_ring_contract.c asks of both rings: that its
  * faults happen, that its disks forget what was not flushed, and that misuse is noticed. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/compiler.h"
 #include "disk/disk.h"
 #include "sim/sim.h"
+#include "unit.h"
 
 static const struct sim_faults rough = {
 	.partial_ppm = 300000,
@@ -80,7 +76,7 @@ static int disk_fd(const char *name, bool direct)
 
 /* --- the clock ------------------------------------------------------------------------------ */
 
-static void test_timer_moves_the_clock_and_can_be_cancelled(void **state)
+TEST(test_timer_moves_the_clock_and_can_be_cancelled)
 {
 	struct ring *ring = start(2, &rough);
 	struct waiter hour = { 0 };
@@ -113,7 +109,7 @@ static uint64_t noisy_run(uint64_t seed)
 	return hash;
 }
 
-static void test_same_seed_same_run(void **state)
+TEST(test_same_seed_same_run)
 {
 	assert_true(noisy_run(7) == noisy_run(7));
 	assert_true(noisy_run(7) != noisy_run(8));
@@ -188,7 +184,7 @@ static bool stream_once(uint64_t seed, bool spoil)
 	return equal;
 }
 
-static void test_stream_keeps_bytes_and_order(void **state)
+TEST(test_stream_keeps_bytes_and_order)
 {
 	for (uint64_t seed = 0; seed < 20; seed++) {
 		assert_true(stream_once(seed, false));
@@ -196,14 +192,14 @@ static void test_stream_keeps_bytes_and_order(void **state)
 	assert_true(stream_pieces > 100); /* it did come in pieces */
 }
 
-static void test_buffer_reused_before_done_shows_as_corruption(void **state)
+TEST(test_buffer_reused_before_done_shows_as_corruption)
 {
 	for (uint64_t seed = 0; seed < 5; seed++) {
 		assert_false(stream_once(seed, true));
 	}
 }
 
-static void test_wait_all_fills_the_buffer_or_tells_the_end(void **state)
+TEST(test_wait_all_fills_the_buffer_or_tells_the_end)
 {
 	struct ring *ring = start(5, &(struct sim_faults){ .partial_ppm = 500000, .jitter = true });
 	uint8_t got[1000];
@@ -238,7 +234,7 @@ static void test_wait_all_fills_the_buffer_or_tells_the_end(void **state)
 	stop(ring);
 }
 
-static void test_cut_breaks_after_the_chosen_byte(void **state)
+TEST(test_cut_breaks_after_the_chosen_byte)
 {
 	static const enum sim_cut cuts[] = { SIM_CUT_RESET, SIM_CUT_CLOSE, SIM_CUT_HALF_CLOSE };
 
@@ -268,7 +264,7 @@ static void test_cut_breaks_after_the_chosen_byte(void **state)
 	}
 }
 
-static void test_shutdown_and_cancel_end_a_receive(void **state)
+TEST(test_shutdown_and_cancel_end_a_receive)
 {
 	struct ring *ring = start(7, &(struct sim_faults){ .jitter = true });
 	struct waiter recv = { 0 };
@@ -294,7 +290,7 @@ static void test_shutdown_and_cancel_end_a_receive(void **state)
 	stop(ring);
 }
 
-static void test_accept_gives_connections(void **state)
+TEST(test_accept_gives_connections)
 {
 	struct ring *ring = start(8, &(struct sim_faults){ .accept_error_ppm = 500000 });
 	int listener = sim_listener_create();
@@ -360,7 +356,7 @@ static uint32_t sectors_kept(struct sim_disk *disk, const uint8_t *want, size_t 
 	return kept;
 }
 
-static void test_crash_keeps_flushed_and_some_of_the_rest(void **state)
+TEST(test_crash_keeps_flushed_and_some_of_the_rest)
 {
 	struct ring *ring = start(9, &(struct sim_faults){ .jitter = true });
 	struct sim_disk *disk =
@@ -392,7 +388,7 @@ static void test_crash_keeps_flushed_and_some_of_the_rest(void **state)
 	stop(ring);
 }
 
-static void test_flush_does_not_cover_writes_in_flight(void **state)
+TEST(test_flush_does_not_cover_writes_in_flight)
 {
 	uint32_t lost = 0;
 
@@ -420,7 +416,7 @@ static void test_flush_does_not_cover_writes_in_flight(void **state)
 	assert_in_range(lost, 40, 120);
 }
 
-static void test_failed_flush_forgets(void **state)
+TEST(test_failed_flush_forgets)
 {
 	struct sim_faults faults = { .flush_error_ppm = 1000000, .jitter = true };
 	struct ring *ring = start(10, &faults);
@@ -451,7 +447,7 @@ static void test_failed_flush_forgets(void **state)
 	stop(ring);
 }
 
-static void test_direct_io_has_alignment_rules(void **state)
+TEST(test_direct_io_has_alignment_rules)
 {
 	struct ring *ring = start(11, NULL);
 	int fd;
@@ -472,7 +468,7 @@ static void test_direct_io_has_alignment_rules(void **state)
 	stop(ring);
 }
 
-static void test_bad_range_fails_and_neighbours_do_not(void **state)
+TEST(test_bad_range_fails_and_neighbours_do_not)
 {
 	struct ring *ring = start(12, NULL);
 	struct sim_disk *disk =
@@ -489,7 +485,7 @@ static void test_bad_range_fails_and_neighbours_do_not(void **state)
 	stop(ring);
 }
 
-static void test_holes_trim_and_resize(void **state)
+TEST(test_holes_trim_and_resize)
 {
 	struct ring *ring = start(13, NULL);
 	struct sim_disk *disk =
@@ -523,38 +519,28 @@ static void test_holes_trim_and_resize(void **state)
 }
 
 /* What is sent out of the page cache of a disk that has become shorter ends where the disk does. */
-static void test_a_view_of_a_shorter_disk_fails(void **state)
+TEST(test_a_send_from_a_shorter_disk_fails)
 {
 	struct ring *ring = start(5, &(struct sim_faults){ 0 });
 	struct sim_disk *disk =
 		sim_disk_create("disk", &(struct sim_disk_options){ .size = DISK_BYTES });
 	struct ring_file server = { .slot = -1 };
 	struct disk_map *map = NULL;
-	struct waiter sent = { 0 };
-	struct iovec iov = { .iov_len = 8192 };
-	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
 	int fd = disk_fd("disk", false);
+	struct mem_region region = { .fd = fd, .rights = MEM_SOCKET };
 	uint8_t bytes[8192];
 	int client_fd;
 
-	GMB_UNUSED(state);
 	sim_socket_pair(&server.fd, &client_fd);
 	assert_int_equal(disk_map_create(fd, DISK_BYTES, &map), 0);
-	assert_null(disk_map_view(map, 4096, 8192)); /* nobody has touched it */
+	assert_false(disk_map_has(map, 4096, 8192)); /* nobody has touched it */
 	memset(bytes, 0x66, sizeof(bytes));
 	assert_int_equal(transfer(ring, fd, true, bytes, 8192, 4096, false), 8192);
-	iov.iov_base = (void *)(uintptr_t)disk_map_view(map, 4096, 8192);
-	assert_non_null(iov.iov_base);
-	sim_disk_resize(disk, 8000); /* the page in which it ends is still there */
-	ring_sendmsg(ring, &sent.op, server, &message, waiter_done);
-	wait_for(ring, &sent);
-	assert_int_equal(sent.result, 4096);
-	iov.iov_base = (uint8_t *)iov.iov_base + 4096;
-	iov.iov_len = 4096;
-	ring_sendmsg(ring, &sent.op, server, &message, waiter_done);
-	wait_for(ring, &sent);
-	assert_int_equal(sent.result, -EFAULT);
-	assert_int_equal(ring_sendmsg_now(ring, server, &message), -EFAULT);
+	assert_true(disk_map_has(map, 4096, 8192));
+	sim_disk_resize(disk, 8000);
+	assert_false(disk_map_has(map, 4096, 8192));
+	assert_int_equal(ring_sendfile_now(ring, server, mem_at(&region, 4096), 8192), 8000 - 4096);
+	assert_int_equal(ring_sendfile_now(ring, server, mem_at(&region, 8000), 192), -EFAULT);
 	ring_socket_close(ring, server.fd);
 	disk_map_destroy(map);
 	disk_close(fd);
@@ -597,7 +583,7 @@ static bool mixed_writes_lose(uint64_t seed, bool serial)
 	return lost;
 }
 
-static void test_mixing_buffered_and_direct_writes_is_dangerous(void **state)
+TEST(test_mixing_buffered_and_direct_writes_is_dangerous)
 {
 	uint32_t lost = 0;
 
@@ -625,7 +611,6 @@ static void misuse_submit_twice(struct ring *ring, int fd)
 {
 	struct waiter a = { 0 };
 
-	GMB_UNUSED(fd);
 	ring_timer(ring, &a.op, 1, waiter_done);
 	ring_timer(ring, &a.op, 1, waiter_done);
 }
@@ -650,7 +635,6 @@ static void misuse_op_overwritten(struct ring *ring, int fd)
 {
 	struct waiter a = { 0 };
 
-	GMB_UNUSED(fd);
 	ring_timer(ring, &a.op, 1, waiter_done);
 	memset(&a, 0, sizeof(a));
 	ring_turn(ring, true);
@@ -672,8 +656,6 @@ static void blocking_done(struct ring_op *op, int result)
 {
 	struct disk_info info;
 
-	GMB_UNUSED(op);
-	GMB_UNUSED(result);
 	if (disk_info(blocking_fd, &info) != 0) {
 		_exit(1);
 	}
@@ -692,12 +674,11 @@ static void misuse_destroy_in_flight(struct ring *ring, int fd)
 {
 	struct waiter a = { 0 };
 
-	GMB_UNUSED(fd);
 	ring_timer(ring, &a.op, 1, waiter_done);
 	ring_destroy(ring);
 }
 
-static void test_misuse_aborts(void **state)
+TEST(test_misuse_aborts)
 {
 	static void (*const misuses[])(struct ring * ring, int fd) = {
 		misuse_shared_buffer,
@@ -729,29 +710,4 @@ static void test_misuse_aborts(void **state)
 		assert_true(WIFSIGNALED(status));
 		assert_int_equal(WTERMSIG(status), SIGABRT);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_timer_moves_the_clock_and_can_be_cancelled),
-		cmocka_unit_test(test_same_seed_same_run),
-		cmocka_unit_test(test_stream_keeps_bytes_and_order),
-		cmocka_unit_test(test_buffer_reused_before_done_shows_as_corruption),
-		cmocka_unit_test(test_wait_all_fills_the_buffer_or_tells_the_end),
-		cmocka_unit_test(test_cut_breaks_after_the_chosen_byte),
-		cmocka_unit_test(test_shutdown_and_cancel_end_a_receive),
-		cmocka_unit_test(test_accept_gives_connections),
-		cmocka_unit_test(test_crash_keeps_flushed_and_some_of_the_rest),
-		cmocka_unit_test(test_flush_does_not_cover_writes_in_flight),
-		cmocka_unit_test(test_failed_flush_forgets),
-		cmocka_unit_test(test_direct_io_has_alignment_rules),
-		cmocka_unit_test(test_bad_range_fails_and_neighbours_do_not),
-		cmocka_unit_test(test_holes_trim_and_resize),
-		cmocka_unit_test(test_a_view_of_a_shorter_disk_fails),
-		cmocka_unit_test(test_mixing_buffered_and_direct_writes_is_dangerous),
-		cmocka_unit_test(test_misuse_aborts),
-	};
-
-	return cmocka_run_group_tests_name("ring_sim", tests, NULL, NULL);
 }

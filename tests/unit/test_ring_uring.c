@@ -5,20 +5,16 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "ring/ring.h"
+#include "sockets.h"
+#include "unit.h"
 
 /* Each turn takes one byte: enough for far more turns than fit into the timer's millisecond. */
 static const char stock[100000];
@@ -50,13 +46,12 @@ static void timer_done(struct ring_op *op, int result)
 	reader->passed = true;
 }
 
-static void a_ring_is_restricted_or_it_is_told(void **state)
+TEST(a_ring_is_restricted_or_it_is_told)
 {
 	struct ring_options options = { .is_restricted = true };
 	struct error error = { 0 };
 	struct ring *ring;
 
-	(void)state;
 	assert_int_equal(ring_create(&options, &ring, &error), 0);
 	assert_int_equal(ring_check_restricted(ring, &error), 0);
 	ring_destroy(ring);
@@ -92,21 +87,18 @@ static void run_beside_instant_work(uint32_t count, uint64_t wait_ns, uint64_t s
 	close(fds[1]);
 }
 
-static void instant_work_does_not_keep_a_timer_waiting(void **state)
+TEST(instant_work_does_not_keep_a_timer_waiting)
 {
-	(void)state;
 	run_beside_instant_work(1, 0, 0);
 }
 
-static void nor_does_a_batch_wait(void **state)
+TEST(nor_does_a_batch_wait)
 {
-	(void)state;
 	run_beside_instant_work(64, 60000, 0);
 }
 
-static void nor_does_it_when_spinning(void **state)
+TEST(nor_does_it_when_spinning)
 {
-	(void)state;
 	run_beside_instant_work(1, 0, 50000);
 }
 
@@ -144,11 +136,10 @@ static void *send_bytes(void *argument)
 }
 
 /* A spin longer than anything here takes, and one that always ends too early: nothing is lost. */
-static void spinning_sees_what_others_send(void **state)
+TEST(spinning_sees_what_others_send)
 {
 	static const uint64_t spins_ns[] = { UINT64_C(10000000000), 1 };
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(spins_ns); i++) {
 		struct ring_options options = { 0 };
 		struct pair pair = { 0 };
@@ -183,7 +174,6 @@ static bool is_blocked(int signal)
 
 static int call_is_interrupted(struct ring_op *op)
 {
-	(void)op;
 	return is_blocked(SIGUSR1) && is_blocked(SIGTERM) ? 0 : -EINTR;
 }
 
@@ -191,19 +181,17 @@ static int call_result = 1;
 
 static void called(struct ring_op *op, int result)
 {
-	(void)op;
 	call_result = result;
 }
 
 /* The program's signals are for its own threads. */
-static void calls_take_no_signals(void **state)
+TEST(calls_take_no_signals)
 {
 	struct ring_options options = { 0 };
 	struct ring_op op = { 0 };
 	struct error error;
 	struct ring *ring;
 
-	(void)state;
 	assert_int_equal(ring_create(&options, &ring, &error), 0);
 	ring_call(ring, &op, call_is_interrupted, called);
 	while (call_result > 0) {
@@ -230,25 +218,6 @@ static int receive(struct ring *ring, struct ring_file file, void *bytes, size_t
 	return (int)op.time_s;
 }
 
-static void send_file(int socket, const char *text, int fd)
-{
-	_Alignas(struct cmsghdr) uint8_t control[CMSG_SPACE(sizeof(int))] = { 0 };
-	struct iovec iov = { .iov_base = (void *)(uintptr_t)text, .iov_len = strlen(text) };
-	struct msghdr message = {
-		.msg_iov = &iov,
-		.msg_iovlen = 1,
-		.msg_control = control,
-		.msg_controllen = sizeof(control),
-	};
-	struct cmsghdr *part = (struct cmsghdr *)(void *)control;
-
-	part->cmsg_level = SOL_SOCKET;
-	part->cmsg_type = SCM_RIGHTS;
-	part->cmsg_len = CMSG_LEN(sizeof(int));
-	memcpy(CMSG_DATA(part), &fd, sizeof(int));
-	assert_int_equal(sendmsg(socket, &message, 0), (int)iov.iov_len);
-}
-
 /* The other end of a pipe whose writing end is sent along, and closed here: it comes to its end
  * when the ring has got rid of what it received. */
 static int send_pipe(int socket, const char *text)
@@ -256,7 +225,7 @@ static int send_pipe(int socket, const char *text)
 	int pipe_fds[2];
 
 	assert_int_equal(pipe2(pipe_fds, O_CLOEXEC), 0);
-	send_file(socket, text, pipe_fds[1]);
+	assert_true(pass_fd(socket, pipe_fds[1], text, 0));
 	close(pipe_fds[1]);
 	return pipe_fds[0];
 }
@@ -269,7 +238,7 @@ static void expect_end(int fd)
 	close(fd);
 }
 
-static void files_that_come_along_are_got_rid_of(void **state)
+TEST(files_that_come_along_are_got_rid_of)
 {
 	struct ring_options options = { 0 };
 	struct ring *ring;
@@ -318,7 +287,7 @@ static void files_that_come_along_are_got_rid_of(void **state)
 }
 
 /* What has come makes it go on, but not when it is to end. */
-static void a_receive_that_is_cancelled_does_not_wait_for_the_rest(void **state)
+TEST(a_receive_that_is_cancelled_does_not_wait_for_the_rest)
 {
 	struct ring_options options = { 0 };
 	struct ring_op op = { 0 };
@@ -351,12 +320,10 @@ static void a_receive_that_is_cancelled_does_not_wait_for_the_rest(void **state)
 
 static void nothing_done(struct ring_op *op, int result)
 {
-	(void)op;
-	(void)result;
 }
 
 /* The kernel runs only some of the deferred work of a ring in each system call. */
-static void all_that_has_arrived_completes_in_one_turn(void **state)
+TEST(all_that_has_arrived_completes_in_one_turn)
 {
 	enum { COUNT = 300 };
 	struct counted {
@@ -370,7 +337,6 @@ static void all_that_has_arrived_completes_in_one_turn(void **state)
 	struct ring *ring;
 	struct error error;
 
-	(void)state;
 	assert_non_null(ops);
 	assert_int_equal(ring_create(&options, &ring, &error), 0);
 	for (int i = 0; i < COUNT; i++) {
@@ -426,7 +392,7 @@ static void eventfd_source_removed(struct ring_source *source)
 	container_of(source, struct eventfd_source, source)->is_removed = true;
 }
 
-static void each_signal_of_an_eventfd_wakes_another_loop(void **state)
+TEST(each_signal_of_an_eventfd_wakes_another_loop)
 {
 	const uint64_t one = 1;
 	struct ring_options options = { 0 };
@@ -435,7 +401,6 @@ static void each_signal_of_an_eventfd_wakes_another_loop(void **state)
 	struct error error;
 	struct ring *ring;
 
-	(void)state;
 	assert_int_equal(ring_create(&options, &ring, &error), 0);
 	for (int i = 0; i < 2; i++) { /* added before the descriptor exists, and after */
 		events[i].source = (struct ring_source){ .poll = eventfd_source_poll,
@@ -474,22 +439,4 @@ static void each_signal_of_an_eventfd_wakes_another_loop(void **state)
 		close(events[i].source.fd);
 	}
 	ring_destroy(ring);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_ring_is_restricted_or_it_is_told),
-		cmocka_unit_test(instant_work_does_not_keep_a_timer_waiting),
-		cmocka_unit_test(nor_does_a_batch_wait),
-		cmocka_unit_test(nor_does_it_when_spinning),
-		cmocka_unit_test(spinning_sees_what_others_send),
-		cmocka_unit_test(calls_take_no_signals),
-		cmocka_unit_test(files_that_come_along_are_got_rid_of),
-		cmocka_unit_test(a_receive_that_is_cancelled_does_not_wait_for_the_rest),
-		cmocka_unit_test(all_that_has_arrived_completes_in_one_turn),
-		cmocka_unit_test(each_signal_of_an_eventfd_wakes_another_loop),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

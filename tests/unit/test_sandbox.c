@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What a process can still do in the sandbox, each case in a child of its own; 77 where the kernel
  * lacks what the case is about. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
@@ -26,6 +19,7 @@
 #include <unistd.h>
 
 #include "sandbox/sandbox.h"
+#include "unit.h"
 
 enum { PATH_BYTES = 128, PASSED = 0, FAILED = 1 };
 
@@ -48,7 +42,6 @@ static void make_file(char *path, const char *name)
 
 static int make_files(void **state)
 {
-	(void)state;
 	snprintf(folder, sizeof(folder), "/tmp/gmblock-sandbox-XXXXXX");
 	assert_non_null(mkdtemp(folder));
 	make_file(inside, "in");
@@ -60,7 +53,6 @@ static int remove_files(void **state)
 {
 	char *const paths[] = { inside, outside };
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(paths); i++) {
 		unlink(paths[i]);
 		*strrchr(paths[i], '/') = '\0';
@@ -164,16 +156,14 @@ static void run_files(void)
 	CHECK(strstr(error.text, "sandbox") == NULL);
 }
 
-static void test_files(void **state)
+TEST(test_files)
 {
-	(void)state;
 	need(true, false);
 	in_child(run_files);
 }
 
 static void *open_both(void *unused)
 {
-	(void)unused;
 	CHECK(try_open(inside, O_RDWR) == 0);
 	CHECK(try_open(outside, O_RDONLY) == -EACCES);
 	return NULL;
@@ -188,9 +178,8 @@ static void run_threads(void)
 	CHECK(pthread_join(thread, NULL) == 0);
 }
 
-static void test_threads(void **state)
+TEST(test_threads)
 {
-	(void)state;
 	need(true, false);
 	in_child(run_threads);
 }
@@ -238,11 +227,10 @@ static void run_uring(void)
 	}
 }
 
-static void test_uring(void **state)
+TEST(test_uring)
 {
 	struct io_uring ring;
 
-	(void)state;
 	need(true, false);
 	if (io_uring_queue_init(4, &ring, 0) < 0) {
 		fprintf(stderr, "this kernel has no io_uring\n");
@@ -272,9 +260,8 @@ static void run_calls(void)
 	CHECK(mprotect(memory, 4096, PROT_READ) == 0);
 }
 
-static void test_calls(void **state)
+TEST(test_calls)
 {
-	(void)state;
 	need(false, true);
 	in_child(run_calls);
 }
@@ -415,11 +402,10 @@ static void bind_to_ports(void)
 	CHECK(try_bind(AF_INET, 0) == -EACCES);
 }
 
-static void test_ports(void **state)
+TEST(test_ports)
 {
 	struct sandbox_support support;
 
-	(void)state;
 	need(true, true);
 	sandbox_probe(&support);
 	if (support.landlock < 4) {
@@ -430,12 +416,11 @@ static void test_ports(void **state)
 	in_child(bind_to_ports);
 }
 
-static void test_broad(void **state)
+TEST(test_broad)
 {
 	static const char *const folders[] = { "/", "/etc", "/etc/ssl/private", "/home", "/root",
 		"/srv", "/srv/", "/usr/../var/lib", "/tmp", "/no/such/folder" };
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(folders); i++) {
 		assert_true(sandbox_is_broad(folders[i]));
 	}
@@ -459,9 +444,8 @@ static void run_off(void)
 	CHECK(strstr(error.text, "sandbox") == NULL);
 }
 
-static void test_off(void **state)
+TEST(test_off)
 {
-	(void)state;
 	in_child(run_off);
 }
 
@@ -493,24 +477,12 @@ static void run_users(void)
 	CHECK(sandbox_become(&user, &error) == -EPERM);
 }
 
-static void test_users(void **state)
+TEST(test_users)
 {
-	(void)state;
 	in_child(run_users);
 }
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_files),
-		cmocka_unit_test(test_threads),
-		cmocka_unit_test(test_uring),
-		cmocka_unit_test(test_calls),
-		cmocka_unit_test(test_ports),
-		cmocka_unit_test(test_broad),
-		cmocka_unit_test(test_off),
-		cmocka_unit_test(test_users),
-	};
-
-	return cmocka_run_group_tests(tests, make_files, remove_files);
+	return unit_run(make_files, remove_files);
 }

@@ -4,13 +4,6 @@
  * server has, and has given up what a server gives up. Each way out is tried by system call and
  * through a ring, in a child of its own; 77 where the kernel lacks what a case is about.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <errno.h>
 #include <fcntl.h>
 #include <liburing.h>
@@ -28,7 +21,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/time.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
@@ -36,6 +28,7 @@
 
 #include "ring/calls.h"
 #include "sandbox/sandbox.h"
+#include "unit.h"
 
 enum { PATH_BYTES = 64, PASSED = 0, FAILED = 1, PROTOCOL_MPTCP = 262, FAMILY_VSOCK = 40 };
 
@@ -43,7 +36,6 @@ static char folder[PATH_BYTES];
 
 static int make_folder(void **state)
 {
-	(void)state;
 	snprintf(folder, sizeof(folder), "/tmp/gmblock-escapes-XXXXXX");
 	return mkdtemp(folder) != NULL ? 0 : -1;
 }
@@ -53,7 +45,6 @@ static int remove_folder(void **state)
 	static const char *const names[] = { "file", "stream", "datagrams" };
 	char path[2 * PATH_BYTES];
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(names); i++) {
 		snprintf(path, sizeof(path), "%s/%s", folder, names[i]);
 		unlink(path);
@@ -277,15 +268,13 @@ static void connections_of_push(void)
 	no_way_around_connect();
 }
 
-static void test_no_connection(void **state)
+TEST(test_no_connection)
 {
-	(void)state;
 	in_child(serve_only, no_connection);
 }
 
-static void test_push_connects_and_no_more(void **state)
+TEST(test_push_connects_and_no_more)
 {
-	(void)state;
 	in_child(serve_and_push, connections_of_push);
 }
 
@@ -361,15 +350,13 @@ static void no_process_of_its_own(void)
 }
 #endif
 
-static void test_no_attributes(void **state)
+TEST(test_no_attributes)
 {
-	(void)state;
 	in_child(serve_and_push, no_attributes);
 }
 
-static void test_no_processes(void **state)
+TEST(test_no_processes)
 {
-	(void)state;
 	in_child(serve_and_push, no_processes);
 #if !defined(__SANITIZE_ADDRESS__) /* whose leak check is one */
 	in_child(serve_and_push, no_process_of_its_own);
@@ -394,9 +381,8 @@ static void few_capabilities(void)
 	CHECK(permitted == 0);
 }
 
-static void test_few_capabilities(void **state)
+TEST(test_few_capabilities)
 {
-	(void)state;
 	in_child(serve_and_push, few_capabilities);
 }
 
@@ -518,9 +504,8 @@ static void run_rings(void)
 	no_other_ring();
 }
 
-static void test_rings(void **state)
+TEST(test_rings)
 {
-	(void)state;
 	in_child(serve_only, run_rings);
 	in_child(serve_and_push, run_rings);
 }
@@ -531,7 +516,6 @@ static pthread_barrier_t sealed;
 
 static void *try_on_thread(void *unused)
 {
-	(void)unused;
 	pthread_barrier_wait(&sealed); /* it is there */
 	pthread_barrier_wait(&sealed); /* and the filter, too */
 	no_other_ring();
@@ -559,9 +543,8 @@ static void nothing(void)
 {
 }
 
-static void test_threads_that_were_there(void **state)
+TEST(test_threads_that_were_there)
 {
-	(void)state;
 	in_child(seal_with_a_thread, nothing);
 }
 
@@ -595,24 +578,12 @@ static void abort_without_connect(void)
 	CHECK(got == -1 && errno == ECONNRESET);
 }
 
-static void test_abort_without_connect(void **state)
+TEST(test_abort_without_connect)
 {
-	(void)state;
 	in_child(abort_without_connect, nothing);
 }
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_no_connection),
-		cmocka_unit_test(test_push_connects_and_no_more),
-		cmocka_unit_test(test_no_attributes),
-		cmocka_unit_test(test_no_processes),
-		cmocka_unit_test(test_few_capabilities),
-		cmocka_unit_test(test_rings),
-		cmocka_unit_test(test_threads_that_were_there),
-		cmocka_unit_test(test_abort_without_connect),
-	};
-
-	return cmocka_run_group_tests(tests, make_folder, remove_folder);
+	return unit_run(make_folder, remove_folder);
 }

@@ -1,16 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/schema.h"
+#include "unit.h"
 
 enum colour { RED, GREEN, BLUE };
 
@@ -39,7 +33,6 @@ static int set_own(void *object, const char *text, struct error *error)
 
 static int check_text(void *object, const char *text, struct error *error)
 {
-	(void)object;
 	return text[0] == '!' ? error_set(error, -EINVAL, "it begins with !") : 0;
 }
 
@@ -105,12 +98,11 @@ static void refused(const char *key, const char *text, const char *sentence)
 	field_clear(named(key), &object);
 }
 
-static void values(void **state)
+TEST(values)
 {
 	static const char argument[] = "abc";
 	struct object object = { 0 };
 
-	(void)state;
 	set(&object, "flag", NULL);
 	assert_true(object.flag);
 	set(&object, "flag", "off");
@@ -137,9 +129,8 @@ static void values(void **state)
 	assert_null(object.text);
 }
 
-static void refusals(void **state)
+TEST(refusals)
 {
-	(void)state;
 	refused("flag", "2", "'2' is neither yes nor no");
 	refused("count", "0", "0 is out of range; it must be from 1 to 50");
 	refused("count", "x", "'x' is not a whole number from 1 to 50");
@@ -155,11 +146,10 @@ static void refusals(void **state)
 	refused("own", "long", "too long");
 }
 
-static void missing_and_repeated(void **state)
+TEST(missing_and_repeated)
 {
 	struct error error = { 0 };
 
-	(void)state;
 	assert_int_equal(field_check(named("count"), false, "1", &error), 0);
 	assert_int_equal(field_check(named("flag"), false, NULL, &error), 0);
 	assert_int_equal(field_check(named("own"), true, NULL, &error), 0);
@@ -169,13 +159,12 @@ static void missing_and_repeated(void **state)
 	assert_string_equal(error.text, "this key is given twice");
 }
 
-static void comparing(void **state)
+TEST(comparing)
 {
 	struct object a = { 0 };
 	struct object b = { 0 };
 	const struct field *field;
 
-	(void)state;
 	for (uint32_t i = 0; (field = field_of(i)) != NULL; i++) {
 		assert_true(field_same(field, &a, &b));
 	}
@@ -200,11 +189,10 @@ static void comparing(void **state)
 	field_clear(named("text"), &b);
 }
 
-static void unknown_keys(void **state)
+TEST(unknown_keys)
 {
 	struct error error = { 0 };
 
-	(void)state;
 	assert_null(field_find(field_of, "nothing"));
 	assert_int_equal(field_unknown(field_of, "coluor", &error), -EINVAL);
 	assert_string_equal(error.text, "unknown key 'coluor'; did you mean 'colour'?");
@@ -214,7 +202,7 @@ static void unknown_keys(void **state)
 		"colour, switch, text, file, argument, own");
 }
 
-static void help(void **state)
+TEST(help)
 {
 	char form[FIELD_FORM_BYTES];
 	char words[24];
@@ -222,7 +210,6 @@ static void help(void **state)
 	size_t bytes = 0;
 	FILE *out = open_memstream(&text, &bytes);
 
-	(void)state;
 	assert_string_equal(field_form(named("colour"), form), "red|green|blue");
 	assert_string_equal(field_form(named("flag"), form), "");
 	assert_true(field_is_path(named("file")) && !field_is_path(named("text")));
@@ -243,18 +230,4 @@ static void help(void **state)
 		"a name that is as long as its column\n"
 		"                              b\n");
 	free(text);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(values),
-		cmocka_unit_test(refusals),
-		cmocka_unit_test(missing_and_repeated),
-		cmocka_unit_test(comparing),
-		cmocka_unit_test(unknown_keys),
-		cmocka_unit_test(help),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,14 +2,8 @@
 /*
  * The comparison of connections by rings with the same by TCP, for round trips of given durations.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include "sockets/compare.h"
+#include "unit.h"
 
 enum { FAST_NS = 100000, SLOW_NS = 200000, ROUNDS_MAX = 100000 };
 
@@ -82,19 +76,17 @@ static void by_tcp(struct model *model, uint32_t rounds, uint64_t ns)
 	}
 }
 
-static void who_seldom_wakes_is_never_compared(void **state)
+TEST(who_seldom_wakes_is_never_compared)
 {
 	struct model model = model_of(3, 4, 4);
 
-	(void)state;
 	assert_int_equal(verdict_of(&model, FAST_NS), COMPARE_GOES_ON);
 }
 
-static void who_often_wakes_or_sleeps_is_compared(void **state)
+TEST(who_often_wakes_or_sleeps_is_compared)
 {
 	static const uint32_t in_10[][2] = { { 10, 0 }, { 0, 10 }, { 6, 6 } };
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(in_10); i++) {
 		struct model model = model_of(1, in_10[i][0], in_10[i][1]);
 
@@ -104,11 +96,10 @@ static void who_often_wakes_or_sleeps_is_compared(void **state)
 }
 
 /* The wake-ups of a program change: they are counted again. */
-static void who_begins_to_wake_is_compared(void **state)
+TEST(who_begins_to_wake_is_compared)
 {
 	struct model model = model_of(1, 0, 0);
 
-	(void)state;
 	while (model.compare.pause == 0) {
 		assert_int_equal(by_ring(&model, FAST_NS), COMPARE_GOES_ON);
 	}
@@ -117,11 +108,10 @@ static void who_begins_to_wake_is_compared(void **state)
 	assert_true(model.rounds < 2 * COMPARE_NS / FAST_NS + COMPARE_PAUSE + 1);
 }
 
-static void the_faster_place_wins(void **state)
+TEST(the_faster_place_wins)
 {
 	struct model model = model_of(8, 10, 10);
 
-	(void)state;
 	by_tcp(&model, 1000, FAST_NS);
 	assert_int_equal(verdict_of(&model, SLOW_NS), COMPARE_SLOW);
 	/* Its times are those since it last returned. */
@@ -131,12 +121,11 @@ static void the_faster_place_wins(void **state)
 }
 
 /* The mean is compared: a quarter of the round trips by rings takes very long. */
-static void a_few_long_round_trips_are_slow(void **state)
+TEST(a_few_long_round_trips_are_slow)
 {
 	struct model model = model_of(8, 10, 10);
 	enum compare_verdict verdict = COMPARE_GOES_ON;
 
-	(void)state;
 	by_tcp(&model, 1000, SLOW_NS);
 	while (verdict == COMPARE_GOES_ON) {
 		verdict = by_ring(&model, model.rounds % 4 == 0 ? 20 * FAST_NS : FAST_NS);
@@ -145,7 +134,7 @@ static void a_few_long_round_trips_are_slow(void **state)
 	assert_int_equal(verdict, COMPARE_SLOW);
 }
 
-static void a_short_time_by_tcp_decides_only_if_it_is_clear(void **state)
+TEST(a_short_time_by_tcp_decides_only_if_it_is_clear)
 {
 	static const struct {
 		uint64_t ring_ns;
@@ -153,7 +142,6 @@ static void a_short_time_by_tcp_decides_only_if_it_is_clear(void **state)
 	} cases[] = { { SLOW_NS * 2, COMPARE_SLOW }, { SLOW_NS * 9 / 10, COMPARE_UNKNOWN },
 		{ FAST_NS, COMPARE_GOES_ON } };
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(cases); i++) {
 		struct model model = model_of(1, 10, 10);
 
@@ -167,11 +155,10 @@ static void a_short_time_by_tcp_decides_only_if_it_is_clear(void **state)
 
 /* Threads get in each other's way: what was better for one connection is compared again for three.
  */
-static void more_connections_are_compared_again(void **state)
+TEST(more_connections_are_compared_again)
 {
 	struct model model = model_of(1, 10, 10);
 
-	(void)state;
 	by_tcp(&model, 1000, SLOW_NS);
 	assert_int_equal(verdict_of(&model, FAST_NS), COMPARE_GOES_ON);
 	assert_int_equal(model.compare.settled, 1);
@@ -180,19 +167,4 @@ static void more_connections_are_compared_again(void **state)
 	compare_carried(&model.compare);
 	assert_int_equal(model.compare.settled, 0);
 	assert_int_equal(verdict_of(&model, SLOW_NS + 1), COMPARE_SLOW);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(who_seldom_wakes_is_never_compared),
-		cmocka_unit_test(who_often_wakes_or_sleeps_is_compared),
-		cmocka_unit_test(who_begins_to_wake_is_compared),
-		cmocka_unit_test(the_faster_place_wins),
-		cmocka_unit_test(a_few_long_round_trips_are_slow),
-		cmocka_unit_test(a_short_time_by_tcp_decides_only_if_it_is_clear),
-		cmocka_unit_test(more_connections_are_compared_again),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

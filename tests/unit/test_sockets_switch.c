@@ -10,15 +10,11 @@
  * Each mutant breaks one of these.
  */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "sockets/switch.h"
+#include "unit.h"
 
 enum {
 	BYTES = 2, /* that each side writes */
@@ -398,12 +394,11 @@ static const char *run(enum mutant mutant, uint64_t *states_out)
 	return search.broken;
 }
 
-static void every_interleaving(void **state)
+TEST(every_interleaving)
 {
 	uint64_t states;
 	const char *broken = run(MUTANT_NONE, &states);
 
-	(void)state;
 	print_message("%llu states\n", (unsigned long long)states);
 	if (broken != NULL) {
 		fail_msg("%s", broken);
@@ -411,9 +406,8 @@ static void every_interleaving(void **state)
 	assert_true(states > 1000);
 }
 
-static void mutants_are_found(void **state)
+TEST(mutants_are_found)
 {
-	(void)state;
 	for (int mutant = MUTANT_NONE + 1; mutant < MUTANT_COUNT; mutant++) {
 		uint64_t states;
 		const char *broken = run((enum mutant)mutant, &states);
@@ -426,14 +420,13 @@ static void mutants_are_found(void **state)
 }
 
 /* What a hostile peer can say. */
-static void broken_rules(void **state)
+TEST(broken_rules)
 {
 	struct switch_message zero = { 0 };
 	struct switch_message five = { .from = 5 };
 	struct switch_message nowhere = { .from = SWITCH_NOWHERE };
 	struct switch_side side = { 0 };
 
-	(void)state;
 	switch_begin(&side);
 	assert_int_equal(switch_received(&side, 0, &zero), -EPROTO);
 	assert_int_equal(switch_received(&side, 99, &zero), -EPROTO);
@@ -454,15 +447,4 @@ static void broken_rules(void **state)
 	assert_int_equal(switch_received(&side, SWITCH_BACK, &five), -EPROTO);
 	assert_int_equal(switch_received(&side, SWITCH_MAY, &zero), 0);
 	assert_int_equal(switch_received(&side, SWITCH_MAY, &zero), -EPROTO);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_interleaving),
-		cmocka_unit_test(mutants_are_found),
-		cmocka_unit_test(broken_rules),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,15 +4,10 @@
  */
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "base/spin.h"
+#include "unit.h"
 
 enum {
 	MS_NS = 1000000,
@@ -25,7 +20,6 @@ static _Atomic(bool) is_over;
 
 static void *work(void *argument)
 {
-	(void)argument;
 	while (!atomic_load(&is_over)) {
 	}
 	return NULL;
@@ -45,13 +39,12 @@ static void on_one_cpu(const cpu_set_t *before, cpu_set_t *one)
 
 /* A thread that shares its CPU with a busy one soon stops, however long it may poll. Its looks are
  * counted instead of the time, which depends on the load. */
-static void another_thread_on_the_cpu_ends_the_looks(void **state)
+TEST(another_thread_on_the_cpu_ends_the_looks)
 {
 	cpu_set_t before;
 	cpu_set_t one;
 	pthread_t busy;
 
-	(void)state;
 	assert_int_equal(sched_getaffinity(0, sizeof(before), &before), 0);
 	on_one_cpu(&before, &one);
 	assert_int_equal(pthread_create(&busy, NULL, work, NULL), 0);
@@ -69,12 +62,11 @@ static void another_thread_on_the_cpu_ends_the_looks(void **state)
 	assert_int_equal(sched_setaffinity(0, sizeof(before), &before), 0);
 }
 
-static void polling_ends_with_its_time(void **state)
+TEST(polling_ends_with_its_time)
 {
 	uint64_t begin_ns = clock_now_ns();
 	struct spin spin;
 
-	(void)state;
 	spin_begin(&spin, MS_NS, SPIN_LOOKS);
 	while (spin_goes_on(&spin)) {
 	}
@@ -108,24 +100,12 @@ static uint64_t looks_of_waits(struct spinner *spinner, uint32_t waits)
 	return looks;
 }
 
-static void who_must_not_poll_never_looks(void **state)
+TEST(who_must_not_poll_never_looks)
 {
 	struct spinner spinner;
 
-	(void)state;
 	spinner_init(&spinner, false);
 	assert_int_equal(looks_of_waits(&spinner, 2000), 0);
 	spinner_init(&spinner, true);
 	assert_true(looks_of_waits(&spinner, 2000) > 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(another_thread_on_the_cpu_ends_the_looks),
-		cmocka_unit_test(polling_ends_with_its_time),
-		cmocka_unit_test(who_must_not_poll_never_looks),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The state folder of a server: who has it, in an upgrade too, and its files. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -19,13 +12,13 @@
 #include "server/config/config.h"
 #include "server/fence/list.h"
 #include "server/state_folder.h"
+#include "unit.h"
 
 static char place[] = "/tmp/gmblock-state-XXXXXX";
 static char *large; /* one byte longer than a file can be */
 
 static int create_place(void **state)
 {
-	GMB_UNUSED(state);
 	log_set_level(LOG_LEVEL_ERROR);
 	unsetenv("STATE_DIRECTORY");
 	large = malloc(STATE_FILE_BYTES_MAX + 1);
@@ -39,7 +32,6 @@ static int remove_place(void **state)
 {
 	char path[64];
 
-	GMB_UNUSED(state);
 	free(large);
 	snprintf(path, sizeof(path), "%s/file", place);
 	(void)unlink(path);
@@ -66,14 +58,13 @@ static void check_file(const struct state_folder *folder, const char *expected)
 }
 
 /* What can be written can be read, and nothing else replaces a file. */
-static void test_files(void **state)
+TEST(test_files)
 {
 	struct state_folder folder;
 	struct error error;
 	char *text;
 	size_t bytes;
 
-	GMB_UNUSED(state);
 	assert_int_equal(open_place(&folder, true, false), 0);
 	assert_int_equal(state_folder_read(&folder, "file", &text, &bytes), -ENOENT);
 	assert_int_equal(
@@ -93,14 +84,13 @@ static void test_files(void **state)
 
 /* The data, and then the name, are flushed. These files and folders cannot be flushed, and
  * otherwise behave like others. */
-static void test_a_replaced_file_is_durable(void **state)
+TEST(test_a_replaced_file_is_durable)
 {
 	struct state_folder folder;
 	struct error error;
 	char fifo[64];
 	int reader;
 
-	GMB_UNUSED(state);
 	assert_int_equal(open_place(&folder, true, false), 0);
 	assert_int_equal(state_folder_replace(&folder, "file", "old", 3, &error), 0);
 	snprintf(fifo, sizeof(fifo), "%s/file.new", place);
@@ -118,13 +108,12 @@ static void test_a_replaced_file_is_durable(void **state)
 }
 
 /* A folder that was given belongs to one server. One of the environment is not worth a failure. */
-static void test_two_servers(void **state)
+TEST(test_two_servers)
 {
 	struct state_folder first;
 	struct state_folder second;
 	struct error error;
 
-	GMB_UNUSED(state);
 	assert_int_equal(open_place(&first, false, false), 0);
 	assert_int_equal(first.fd, -1);
 	state_folder_close(&first);
@@ -157,14 +146,13 @@ static void test_two_servers(void **state)
 }
 
 /* The new process writes when it serves. The lock has no gap. */
-static void test_an_upgrade(void **state)
+TEST(test_an_upgrade)
 {
 	struct state_folder old;
 	struct state_folder new;
 	struct state_folder third;
 	struct error error;
 
-	GMB_UNUSED(state);
 	assert_int_equal(open_place(&old, true, false), 0);
 	assert_int_equal(state_folder_replace(&old, "file", "old", 3, &error), 0);
 	assert_int_equal(open_place(&new, true, true), 0);
@@ -180,13 +168,12 @@ static void test_an_upgrade(void **state)
 	state_folder_close(&new);
 }
 
-static void test_refused_upgrades(void **state)
+TEST(test_refused_upgrades)
 {
 	struct state_folder old;
 	struct state_folder new;
 	struct error error;
 
-	GMB_UNUSED(state);
 	assert_int_equal(open_place(&old, true, false), 0);
 	/* a third server has the folder */
 	assert_int_equal(open_place(&new, true, true), 0);
@@ -209,13 +196,5 @@ static void test_refused_upgrades(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_files),
-		cmocka_unit_test(test_a_replaced_file_is_durable),
-		cmocka_unit_test(test_two_servers),
-		cmocka_unit_test(test_an_upgrade),
-		cmocka_unit_test(test_refused_upgrades),
-	};
-
-	return cmocka_run_group_tests(tests, create_place, remove_place);
+	return unit_run(create_place, remove_place);
 }

@@ -4,17 +4,12 @@
  * it. Linked with either ring.
  */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "keeper_kind.h"
 #include "stores.h"
+#include "unit.h"
 
 enum { RINGS = 2, BYTES = 64 << 10, PARTS = 64, BLOCK = 512, TURN_NS = 1000000 };
 
@@ -154,7 +149,7 @@ static struct job *submit(
 		.offset = offset,
 		.length = op == STORE_FLUSH ? 0 : BLOCK,
 		.memory = op == STORE_FLUSH ? MEM_NONE : mem_of(job->data),
-		.hints.requester = 1,
+		.requester = 1,
 		.done = job_done };
 	world->running++;
 	store_submit(world->queues[ring_idx], &job->part);
@@ -170,13 +165,12 @@ static void finish(struct world *world)
 	memset(world->last, 0, sizeof(world->last));
 }
 
-static void test_parts_of_all_rings_go_to_the_owner(void **state)
+TEST(test_parts_of_all_rings_go_to_the_owner)
 {
 	struct world *world = world_open("read:EIO:nth=5");
 	const struct keeper_counters *counters;
 	uint32_t failed = 0;
 
-	(void)state;
 	world_start(world);
 	/* All of a ring in the same block, where the last one counts, and each in one of its own.
 	 */
@@ -222,9 +216,8 @@ static void test_parts_of_all_rings_go_to_the_owner(void **state)
 	world_close(world);
 }
 
-static void test_a_queue_may_go_with_its_last_part(void **state)
+TEST(test_a_queue_may_go_with_its_last_part)
 {
-	(void)state;
 	for (uint32_t count = 1; count <= PARTS; count *= 2) {
 		struct world *world = world_open(NULL);
 
@@ -239,11 +232,10 @@ static void test_a_queue_may_go_with_its_last_part(void **state)
 	}
 }
 
-static void test_a_start_is_given_up(void **state)
+TEST(test_a_start_is_given_up)
 {
 	struct world *world = world_open("any:EIO");
 
-	(void)state;
 	store_start(world->store, &world->start);
 	turn(world);
 	atomic_store(&world->start.cancelled, true);
@@ -258,13 +250,7 @@ static void test_a_start_is_given_up(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_parts_of_all_rings_go_to_the_owner),
-		cmocka_unit_test(test_a_queue_may_go_with_its_last_part),
-		cmocka_unit_test(test_a_start_is_given_up),
-	};
-
 	stores_register();
 	store_register(&keeper_store_kind);
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

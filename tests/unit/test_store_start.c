@@ -21,6 +21,7 @@
 #include "reactor_world.h"
 #include "server/server.h"
 #include "stores.h"
+#include "unit.h"
 
 enum { STORE_BYTES = 64 << 10, TIMEOUT_MS = 60000 };
 
@@ -181,7 +182,7 @@ static int connect_to(const struct daemon *daemon)
 	return fd;
 }
 
-static void test_nothing_is_served_before_it_has_started(void **state)
+TEST(test_nothing_is_served_before_it_has_started)
 {
 	struct talk_hello hello = talk_hello("a");
 	struct nbd_wire_request request = talk_request(NBD_CMD_READ, 0, READ_BYTES);
@@ -194,7 +195,6 @@ static void test_nothing_is_served_before_it_has_started(void **state)
 	char byte;
 	int fd;
 
-	(void)state;
 	daemon_begin(&daemon);
 	assert_int_equal(started_percent(&daemon, 0), 0);
 	assert_int_equal(started_percent(&daemon, 1), 100);
@@ -225,13 +225,12 @@ static void test_nothing_is_served_before_it_has_started(void **state)
 	assert_non_null(strstr(out, "nbd+unix:///b?socket="));
 }
 
-static void test_a_start_that_fails_ends_the_server(void **state)
+TEST(test_a_start_that_fails_ends_the_server)
 {
 	struct daemon daemon;
 	char out[1024];
 	char err[1024];
 
-	(void)state;
 	daemon_begin(&daemon);
 	daemon_step(&daemon);
 	daemon_go(&daemon, 'x');
@@ -240,13 +239,12 @@ static void test_a_start_that_fails_ends_the_server(void **state)
 	assert_non_null(strstr(err, "cannot serve the export \"a\" (test): its map is torn"));
 }
 
-static void test_a_signal_ends_a_start(void **state)
+TEST(test_a_signal_ends_a_start)
 {
 	struct daemon daemon;
 	char out[1024];
 	char err[1024];
 
-	(void)state;
 	daemon_begin(&daemon);
 	daemon_step(&daemon);
 	assert_int_equal(kill(daemon.pid, SIGTERM), 0);
@@ -341,11 +339,9 @@ static uint32_t error_of_read(int fd, uint64_t offset)
 
 static void nothing(struct engine *engine, void *context)
 {
-	GMB_UNUSED(engine);
-	GMB_UNUSED(context);
 }
 
-static void test_sessions_of_all_reactors_share_the_owner(void **state)
+TEST(test_sessions_of_all_reactors_share_the_owner)
 {
 	enum { ROUNDS = 50 };
 	struct export *export = export_of_path("", "keeper:64K");
@@ -354,7 +350,6 @@ static void test_sessions_of_all_reactors_share_the_owner(void **state)
 	int fds[SESSIONS];
 	sem_t started;
 
-	(void)state;
 	reactor_world_begin(&world, export, kinds, ARRAY_COUNT(kinds));
 	sem_init(&started, 0, 0);
 	export->start.done = has_started;
@@ -395,14 +390,7 @@ static void test_sessions_of_all_reactors_share_the_owner(void **state)
 int main(void)
 {
 	/* Processes are forked before there are threads. */
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_nothing_is_served_before_it_has_started),
-		cmocka_unit_test(test_a_start_that_fails_ends_the_server),
-		cmocka_unit_test(test_a_signal_ends_a_start),
-		cmocka_unit_test(test_sessions_of_all_reactors_share_the_owner),
-	};
-
 	stores_register();
 	store_register(&keeper_store_kind);
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

@@ -9,19 +9,15 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/bytes.h"
 #include "stream/stream.h"
 #include "tls_world.h"
+#include "unit.h"
 #ifdef TEST_ON_SIM
 #include "sim/sim.h"
 #endif
@@ -88,7 +84,6 @@ static void farewell_done(struct ring_op *op, int result)
 {
 	struct toy *toy = container_of(op, struct toy, out_op);
 
-	GMB_UNUSED(result);
 	ring_socket_shutdown_send(toy->stream->ring, toy->stream->file);
 	stream_became_idle(toy->stream);
 }
@@ -248,23 +243,16 @@ static void toy_send(struct stream *stream, struct ring_op *op, const struct msg
 
 static ssize_t toy_receive_now(struct stream *stream, struct msghdr *message)
 {
-	GMB_UNUSED(stream);
-	GMB_UNUSED(message);
 	return -EAGAIN;
 }
 
 static ssize_t toy_send_now(struct stream *stream, const struct msghdr *message)
 {
-	GMB_UNUSED(stream);
-	GMB_UNUSED(message);
 	return -EAGAIN;
 }
 
 static bool toy_flush(struct stream *stream, struct ring_op *op, ring_done_fn *done)
 {
-	GMB_UNUSED(stream);
-	GMB_UNUSED(op);
-	GMB_UNUSED(done);
 	return false;
 }
 
@@ -547,16 +535,14 @@ static void carry(struct pair *pair, int way)
 	assert_memory_equal(from->data, to->data, DATA_BYTES);
 }
 
-static void test_bytes_arrive_as_they_were_sent(void **state)
+TEST(test_bytes_arrive_as_they_were_sent)
 {
-	GMB_UNUSED(state);
 	for (int way = 0; way < 3; way++) {
 		for (enum layers layers = PLAIN; layers < LAYERS_COUNT; layers++) {
 			struct pair pair;
 
 			begin(&pair);
-			assert_int_equal(
-				pair.ends[0].stream.memory_rights, MEM_SOCKET | MEM_ADDRESS);
+			assert_int_equal(pair.ends[0].stream.memory_rights, MEM_SOCKET);
 			upgrade(&pair, layers);
 			carry(&pair, way);
 			finish(&pair);
@@ -565,9 +551,8 @@ static void test_bytes_arrive_as_they_were_sent(void **state)
 	}
 }
 
-static void test_a_whole_receive_waits_for_every_byte(void **state)
+TEST(test_a_whole_receive_waits_for_every_byte)
 {
-	GMB_UNUSED(state);
 	for (enum layers layers = PLAIN; layers < LAYERS_COUNT; layers++) {
 		struct pair pair;
 		struct end *to = &pair.ends[1];
@@ -584,11 +569,10 @@ static void test_a_whole_receive_waits_for_every_byte(void **state)
 	}
 }
 
-static void test_a_refused_upgrade_is_the_end(void **state)
+TEST(test_a_refused_upgrade_is_the_end)
 {
 	struct pair pair;
 
-	GMB_UNUSED(state);
 	begin(&pair);
 	for (int i = 0; i < 2; i++) {
 		pair.ends[i].upgraded = 1;
@@ -601,9 +585,8 @@ static void test_a_refused_upgrade_is_the_end(void **state)
 	assert_int_equal(pair.freed, 2);
 }
 
-static void test_a_stream_may_close_while_it_is_upgraded(void **state)
+TEST(test_a_stream_may_close_while_it_is_upgraded)
 {
-	GMB_UNUSED(state);
 	for (enum layers layers = TOY; layers < LAYERS_COUNT; layers++) {
 		struct pair pair;
 
@@ -622,12 +605,11 @@ static void close_when_idle(struct stream *stream)
 }
 
 /* A layer may still have to say something when the owner has nothing in flight any more. */
-static void test_the_owner_hears_when_a_layer_becomes_idle(void **state)
+TEST(test_the_owner_hears_when_a_layer_becomes_idle)
 {
 	struct pair pair;
 	struct stream *stream = &pair.ends[0].stream;
 
-	GMB_UNUSED(state);
 	begin(&pair);
 	upgrade(&pair, TOY);
 	((struct toy *)stream->layer)->says_farewell = true;
@@ -644,9 +626,8 @@ static void test_the_owner_hears_when_a_layer_becomes_idle(void **state)
 	finish_closed(&pair);
 }
 
-static void test_a_receive_can_be_cancelled_and_ends_with_the_stream(void **state)
+TEST(test_a_receive_can_be_cancelled_and_ends_with_the_stream)
 {
-	GMB_UNUSED(state);
 	for (enum layers layers = PLAIN; layers < LAYERS_COUNT; layers++) {
 		struct pair pair;
 		struct end *to = &pair.ends[1];
@@ -671,13 +652,12 @@ static void test_a_receive_can_be_cancelled_and_ends_with_the_stream(void **stat
 }
 
 #ifndef TEST_ON_SIM
-static void test_the_peer_of_a_unix_socket_is_known(void **state)
+TEST(test_the_peer_of_a_unix_socket_is_known)
 {
 	struct stream_credentials credentials = { 0 };
 	struct pair pair;
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
-	GMB_UNUSED(state);
 	begin(&pair);
 	assert_true(stream_peer_credentials(pair.ends[0].stream.file.fd, &credentials));
 	assert_int_equal(credentials.pid, getpid());
@@ -719,7 +699,7 @@ static void congestion_of(const char *from, const char *to, char *name_out, sock
 }
 
 /* Only a connection that never leaves the machine is not the system's to slow down. */
-static void test_connections_within_the_machine_are_not_paced(void **state)
+TEST(test_connections_within_the_machine_are_not_paced)
 {
 	enum { NAME_BYTES = 16 };
 	char name[NAME_BYTES] = "";
@@ -727,7 +707,6 @@ static void test_connections_within_the_machine_are_not_paced(void **state)
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	socklen_t bytes = sizeof(usual);
 
-	(void)state;
 	assert_int_equal(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, usual, &bytes), 0);
 	close(fd);
 	congestion_of("127.0.0.1", "127.0.0.1", name, sizeof(name));
@@ -736,21 +715,3 @@ static void test_connections_within_the_machine_are_not_paced(void **state)
 	assert_string_equal(name, usual);
 }
 #endif
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_bytes_arrive_as_they_were_sent),
-		cmocka_unit_test(test_a_whole_receive_waits_for_every_byte),
-		cmocka_unit_test(test_a_refused_upgrade_is_the_end),
-		cmocka_unit_test(test_a_stream_may_close_while_it_is_upgraded),
-		cmocka_unit_test(test_the_owner_hears_when_a_layer_becomes_idle),
-		cmocka_unit_test(test_a_receive_can_be_cancelled_and_ends_with_the_stream),
-#ifndef TEST_ON_SIM
-		cmocka_unit_test(test_the_peer_of_a_unix_socket_is_known),
-		cmocka_unit_test(test_connections_within_the_machine_are_not_paced),
-#endif
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}

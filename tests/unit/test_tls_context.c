@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Credentials: what is loaded and what is not, whom a handshake believes, and who the peer is. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
 #include <gnutls/x509.h>
 
 #include "tls_pair.h"
+#include "unit.h"
 
 static const struct identity_value *value_of(
 	const struct identity *identity, enum identity_kind kind)
@@ -73,7 +68,7 @@ static void assert_contains(const char *text, const char *part)
 
 /* --- loading ---------------------------------------------------------------------------------- */
 
-static void test_load_errors_name_file_and_reason(void **state)
+TEST(test_load_errors_name_file_and_reason)
 {
 	static const struct {
 		enum tls_role role;
@@ -106,7 +101,7 @@ static void test_load_errors_name_file_and_reason(void **state)
 
 /* --- handshakes ------------------------------------------------------------------------------- */
 
-static void test_both_sides_know_each_other(void **state)
+TEST(test_both_sides_know_each_other)
 {
 	struct tls_options server = pair_options(TLS_SERVER, "good");
 	struct tls_options client = pair_options(TLS_CLIENT, "good");
@@ -143,7 +138,7 @@ static void test_both_sides_know_each_other(void **state)
 	pair_fini(&pair);
 }
 
-static void test_psk(void **state)
+TEST(test_psk)
 {
 	struct tls_options server = { .role = TLS_SERVER, .psk_file = pair_path("keys.psk") };
 	struct tls_options client = { .role = TLS_CLIENT,
@@ -170,7 +165,7 @@ static void test_psk(void **state)
 	pair_fini(&pair);
 }
 
-static void test_server_refuses_clients(void **state)
+TEST(test_server_refuses_clients)
 {
 	static const struct {
 		const char *server, *client; /* client: raw */
@@ -206,7 +201,7 @@ static void test_server_refuses_clients(void **state)
 	}
 }
 
-static void test_client_refuses_servers(void **state)
+TEST(test_client_refuses_servers)
 {
 	static const struct {
 		const char *server, *name; /* server: raw */
@@ -244,7 +239,7 @@ static void test_client_refuses_servers(void **state)
 	}
 }
 
-static void test_client_believes_servers(void **state)
+TEST(test_client_believes_servers)
 {
 	static const struct {
 		const char *server, *name;
@@ -371,7 +366,7 @@ static void set_raw_attribute(
 		0);
 }
 
-static void test_attributes_of_the_subject(void **state)
+TEST(test_attributes_of_the_subject)
 {
 	static const char long_value[257] = { [0 ... 256] = 'a' };
 	static const struct {
@@ -421,7 +416,7 @@ static void test_attributes_of_the_subject(void **state)
 	}
 }
 
-static void test_two_common_names_are_none(void **state)
+TEST(test_two_common_names_are_none)
 {
 	struct identity *identity;
 	struct forge forge;
@@ -438,7 +433,7 @@ static void test_two_common_names_are_none(void **state)
 	forge_end(&forge);
 }
 
-static void test_number_of_attributes(void **state)
+TEST(test_number_of_attributes)
 {
 	for (int count = IDENTITY_RDNS_MAX; count <= IDENTITY_RDNS_MAX + 1; count++) {
 		struct identity *identity;
@@ -479,7 +474,7 @@ static void set_raw_san(struct forge *forge, uint8_t tag, const void *data, size
 		0);
 }
 
-static void test_alternative_names(void **state)
+TEST(test_alternative_names)
 {
 	static const char long_name[257] = { [0 ... 256] = 'a' };
 	static const struct {
@@ -527,7 +522,7 @@ static void test_alternative_names(void **state)
 	}
 }
 
-static void test_number_of_alternative_names(void **state)
+TEST(test_number_of_alternative_names)
 {
 	static const int counts[] = { 64, 65, 200 };
 
@@ -564,7 +559,7 @@ static void test_number_of_alternative_names(void **state)
 }
 
 /* The same names are the same principal, whatever key and certificate; other names are not. */
-static void test_principal_survives_a_renewal(void **state)
+TEST(test_principal_survives_a_renewal)
 {
 	static const struct {
 		const char *cn, *dns;
@@ -607,7 +602,7 @@ static void test_principal_survives_a_renewal(void **state)
 }
 
 /* What people copy from certtool and openssl. */
-static void test_fingerprints_are_those_of_the_tools(void **state)
+TEST(test_fingerprints_are_those_of_the_tools)
 {
 	struct tls_options server = pair_options(TLS_SERVER, "good");
 	char command[700], text[200] = "sha256:";
@@ -649,7 +644,7 @@ static gnutls_x509_crt_t parsed(gnutls_x509_crt_t made)
 	return cert;
 }
 
-static void test_long_chain_is_refused(void **state)
+TEST(test_long_chain_is_refused)
 {
 	static const int counts[] = { 5, 20 };
 
@@ -710,7 +705,7 @@ static const uint8_t alice_key[16] = { 0x5c, 0x0d, 0x6d, 0x3b, 0x0f, 0xb1, 0xa6,
 	0xf9, 0xa2, 0x7e, 0x51, 0xc8, 0xb0 };
 
 /* Unknown names and wrong keys are the same to a stranger. */
-static void test_psk_strangers(void **state)
+TEST(test_psk_strangers)
 {
 	static char long_name[60000];
 	static const struct {
@@ -761,7 +756,7 @@ static void test_psk_strangers(void **state)
 	}
 }
 
-static void test_psk_client_is_told_apart(void **state)
+TEST(test_psk_client_is_told_apart)
 {
 	struct tls_options server = { .role = TLS_SERVER, .psk_file = pair_path("other.psk") };
 	struct tls_options client = { .role = TLS_CLIENT,
@@ -780,7 +775,7 @@ static void test_psk_client_is_told_apart(void **state)
 }
 
 /* A server with both; clients of each kind get in, by TLS 1.3 and 1.2. */
-static void test_certificates_and_psk_side_by_side(void **state)
+TEST(test_certificates_and_psk_side_by_side)
 {
 	static const char *const priorities[] = { NULL,
 		"NORMAL:-VERS-ALL:+VERS-TLS1.2:+DHE-PSK:+ECDHE-PSK" };
@@ -808,7 +803,7 @@ static void test_certificates_and_psk_side_by_side(void **state)
 	}
 }
 
-static void test_nothing_in_common(void **state)
+TEST(test_nothing_in_common)
 {
 	struct tls_options server = { .role = TLS_SERVER, .psk_file = pair_path("keys.psk") };
 	struct tls_options client = pair_options(TLS_CLIENT, "good");
@@ -826,7 +821,7 @@ static void test_nothing_in_common(void **state)
 	pair_fini(&pair);
 }
 
-static void test_client_needs_a_name_to_verify(void **state)
+TEST(test_client_needs_a_name_to_verify)
 {
 	struct tls_options options = pair_options(TLS_CLIENT, "good");
 	struct tls_check check = { .context = pair_load(&options) };
@@ -848,7 +843,7 @@ static void test_client_needs_a_name_to_verify(void **state)
 	tls_context_put(check.context);
 }
 
-static void test_priority_that_is_wrong(void **state)
+TEST(test_priority_that_is_wrong)
 {
 	struct tls_options options = pair_options(TLS_SERVER, "good");
 	struct tls_context *context;
@@ -861,29 +856,6 @@ static void test_priority_that_is_wrong(void **state)
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_load_errors_name_file_and_reason),
-		cmocka_unit_test(test_both_sides_know_each_other),
-		cmocka_unit_test(test_psk),
-		cmocka_unit_test(test_server_refuses_clients),
-		cmocka_unit_test(test_client_refuses_servers),
-		cmocka_unit_test(test_client_believes_servers),
-		cmocka_unit_test(test_attributes_of_the_subject),
-		cmocka_unit_test(test_two_common_names_are_none),
-		cmocka_unit_test(test_number_of_attributes),
-		cmocka_unit_test(test_alternative_names),
-		cmocka_unit_test(test_number_of_alternative_names),
-		cmocka_unit_test(test_principal_survives_a_renewal),
-		cmocka_unit_test(test_fingerprints_are_those_of_the_tools),
-		cmocka_unit_test(test_long_chain_is_refused),
-		cmocka_unit_test(test_psk_strangers),
-		cmocka_unit_test(test_psk_client_is_told_apart),
-		cmocka_unit_test(test_certificates_and_psk_side_by_side),
-		cmocka_unit_test(test_nothing_in_common),
-		cmocka_unit_test(test_client_needs_a_name_to_verify),
-		cmocka_unit_test(test_priority_that_is_wrong),
-	};
-
 	pair_folder = argv[1];
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

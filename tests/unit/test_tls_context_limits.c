@@ -4,20 +4,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 #include <gnutls/x509.h>
 
 #include "tls_pair.h"
+#include "unit.h"
 
 /* Allocations of this thread until one fails; the linker sends those of the product here. */
 static _Thread_local int allocations_left = -1;
@@ -73,7 +68,6 @@ int __wrap_asprintf(char **out, const char *format, ...)
 
 int __wrap___vasprintf_chk(char **out, int flag, const char *format, va_list args)
 {
-	GMB_UNUSED(flag);
 	return __wrap_vasprintf(out, format, args);
 }
 
@@ -82,14 +76,13 @@ int __wrap___asprintf_chk(char **out, int flag, const char *format, ...)
 	va_list args;
 	int rc;
 
-	GMB_UNUSED(flag);
 	va_start(args, format);
 	rc = __wrap_vasprintf(out, format, args);
 	va_end(args);
 	return rc;
 }
 
-static void test_loading_without_memory(void **state)
+TEST(test_loading_without_memory)
 {
 	struct tls_options options = pair_options(TLS_SERVER, "crl-old");
 	struct tls_context *context = NULL;
@@ -121,7 +114,7 @@ static void test_loading_without_memory(void **state)
 	assert_true(failures >= 10);
 }
 
-static void test_identity_without_memory(void **state)
+TEST(test_identity_without_memory)
 {
 	struct tls_options server = pair_options(TLS_SERVER, "good");
 	struct tls_options client = pair_options(TLS_CLIENT, "good");
@@ -242,7 +235,7 @@ static void use(const struct tls_options *server, const struct tls_options *clie
 	pair_fini(&pair);
 }
 
-static void test_no_secret_stays_in_memory(void **state)
+TEST(test_no_secret_stays_in_memory)
 {
 	struct tls_options server = { .role = TLS_SERVER, .psk_file = pair_path("keys.psk") };
 	struct tls_options client = { .role = TLS_CLIENT,
@@ -314,7 +307,7 @@ static void *shake_hands(void *user)
 	return NULL;
 }
 
-static void test_replacing_while_hands_are_shaken(void **state)
+TEST(test_replacing_while_hands_are_shaken)
 {
 	struct tls_options server = pair_options(TLS_SERVER, "crl");
 	struct tls_options client = pair_options(TLS_CLIENT, "good");
@@ -367,13 +360,6 @@ static void test_replacing_while_hands_are_shaken(void **state)
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_loading_without_memory),
-		cmocka_unit_test(test_identity_without_memory),
-		cmocka_unit_test(test_no_secret_stays_in_memory),
-		cmocka_unit_test(test_replacing_while_hands_are_shaken),
-	};
-
 	pair_folder = argv[1];
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

@@ -6,10 +6,6 @@
 #include <fcntl.h>
 #include <linux/posix_acl.h>
 #include <linux/posix_acl_xattr.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,10 +14,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 #include <gnutls/x509.h>
 
 #include "tls_pair.h"
+#include "unit.h"
 
 /* The clock of this process and of GnuTLS; 0: the system's. */
 static time_t clock_now;
@@ -155,7 +151,7 @@ static bool warns(const struct tls_context *context, const char *words)
 
 /* --- certificates ----------------------------------------------------------------------------- */
 
-static void test_half_written_file_is_refused_at_every_length(void **state)
+TEST_WITH(test_half_written_file_is_refused_at_every_length, set_up, tear_down)
 {
 	static const char *const cut[] = { "ca-cert.pem", "ca-crl.pem", "server-cert.pem",
 		"server-key.pem" };
@@ -179,7 +175,7 @@ static void test_half_written_file_is_refused_at_every_length(void **state)
 	}
 }
 
-static void test_second_certificate_half_written(void **state)
+TEST_WITH(test_second_certificate_half_written, set_up, tear_down)
 {
 	gnutls_datum_t first = read_file(pair_path("good/ca-cert.pem"));
 	gnutls_datum_t second = read_file(pair_path("other-ca/ca-cert.pem"));
@@ -199,7 +195,7 @@ static void test_second_certificate_half_written(void **state)
 	gnutls_free(second.data);
 }
 
-static void test_crl_that_cannot_be_read_is_no_missing_one(void **state)
+TEST_WITH(test_crl_that_cannot_be_read_is_no_missing_one, set_up, tear_down)
 {
 	struct tls_context *context = pair_load(server_options());
 
@@ -222,7 +218,7 @@ static void test_crl_that_cannot_be_read_is_no_missing_one(void **state)
 	tls_context_put(context);
 }
 
-static void test_crl_must_be_signed_by_the_authority(void **state)
+TEST_WITH(test_crl_must_be_signed_by_the_authority, set_up, tear_down)
 {
 	gnutls_datum_t pem, der;
 
@@ -244,14 +240,14 @@ static void test_crl_must_be_signed_by_the_authority(void **state)
 	gnutls_free(der.data);
 }
 
-static void test_authority_must_be_one(void **state)
+TEST_WITH(test_authority_must_be_one, set_up, tear_down)
 {
 	unlink(in_scratch("ca-crl.pem"));
 	copy("good/server-cert.pem", "ca-cert.pem");
 	assert_contains(fails(server_options()), "is not an authority");
 }
 
-static void test_encrypted_key(void **state)
+TEST_WITH(test_encrypted_key, set_up, tear_down)
 {
 	write_text(in_scratch("server-key.pem"),
 		"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE "
@@ -260,7 +256,7 @@ static void test_encrypted_key(void **state)
 }
 
 /* As openssl writes it, with other text around it, and as nobody should. */
-static void test_forms_of_keys(void **state)
+TEST_WITH(test_forms_of_keys, set_up, tear_down)
 {
 	static const char parameters[] = "Some text, not ENCRYPTED\n-----BEGIN EC PARAMETERS-----\n"
 					 "BggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n";
@@ -295,7 +291,7 @@ static void test_forms_of_keys(void **state)
 	gnutls_free(pkcs8.data);
 }
 
-static void test_client_has_certificate_and_key_or_none(void **state)
+TEST_WITH(test_client_has_certificate_and_key_or_none, set_up, tear_down)
 {
 	struct tls_options options = *server_options();
 
@@ -309,7 +305,7 @@ static void test_client_has_certificate_and_key_or_none(void **state)
 	assert_contains(fails(&options), "no client-cert.pem");
 }
 
-static void test_client_that_verifies_needs_authorities(void **state)
+TEST_WITH(test_client_that_verifies_needs_authorities, set_up, tear_down)
 {
 	struct tls_options options = *server_options();
 
@@ -320,7 +316,7 @@ static void test_client_that_verifies_needs_authorities(void **state)
 	tls_context_put(pair_load(&options));
 }
 
-static void test_key_that_others_read(void **state)
+TEST_WITH(test_key_that_others_read, set_up, tear_down)
 {
 	const char *path = in_scratch("server-key.pem");
 
@@ -341,7 +337,7 @@ static struct posix_acl_xattr_entry acl_entry(uint16_t tag, uint16_t perm, uint3
 }
 
 /* As a service manager hands a key to the user of a service: its mask stands in the mode. */
-static void test_key_with_an_access_list(void **state)
+TEST_WITH(test_key_with_an_access_list, set_up, tear_down)
 {
 	struct {
 		struct posix_acl_xattr_header header;
@@ -370,7 +366,7 @@ static void test_key_with_an_access_list(void **state)
 
 #define KEY "5c0d6d3b0fb1a6e4d8a1f9a27e51c8b0"
 
-static void test_psk_files(void **state)
+TEST_WITH(test_psk_files, set_up, tear_down)
 {
 	static const struct {
 		const char *text, *reason; /* NULL: good */
@@ -411,7 +407,7 @@ static void test_psk_files(void **state)
 	assert_contains(fails(&options), "other users");
 }
 
-static void test_psk_name_bounds(void **state)
+TEST_WITH(test_psk_name_bounds, set_up, tear_down)
 {
 	struct tls_options options = { .role = TLS_SERVER, .psk_file = in_scratch("keys.psk") };
 	char text[400];
@@ -428,7 +424,7 @@ static void test_psk_name_bounds(void **state)
 	assert_contains(fails(&options), ":1: a zero byte");
 }
 
-static void test_psk_name_in_hexadecimal_is_warned_about(void **state)
+TEST_WITH(test_psk_name_in_hexadecimal_is_warned_about, set_up, tear_down)
 {
 	struct tls_options options = { .role = TLS_SERVER, .psk_file = in_scratch("keys.psk") };
 	struct tls_context *context;
@@ -440,7 +436,7 @@ static void test_psk_name_in_hexadecimal_is_warned_about(void **state)
 	tls_context_put(context);
 }
 
-static void test_client_names_its_key(void **state)
+TEST_WITH(test_client_names_its_key, set_up, tear_down)
 {
 	struct tls_options options = { .role = TLS_CLIENT,
 		.psk_file = pair_path("keys.psk"),
@@ -456,7 +452,7 @@ static void test_client_names_its_key(void **state)
 
 /* --- changes and time ------------------------------------------------------------------------- */
 
-static void test_stale_is_about_content(void **state)
+TEST_WITH(test_stale_is_about_content, set_up, tear_down)
 {
 	struct tls_context *context = pair_load(server_options());
 	gnutls_datum_t crl = read_file(in_scratch("ca-crl.pem"));
@@ -494,7 +490,7 @@ static time_t crl_expires(void)
 	return expires;
 }
 
-static void test_warnings_come_when_they_are_due(void **state)
+TEST_WITH(test_warnings_come_when_they_are_due, set_up, tear_down)
 {
 	const time_t day = 24 * 3600;
 	struct tls_context *context;
@@ -532,7 +528,7 @@ static void test_warnings_come_when_they_are_due(void **state)
 	tls_context_put(context);
 }
 
-static void test_rsa_is_warned_about(void **state)
+TEST_WITH(test_rsa_is_warned_about, set_up, tear_down)
 {
 	struct tls_options options = pair_options(TLS_SERVER, "rsa");
 	struct tls_context *context = pair_load(&options);
@@ -546,7 +542,7 @@ static void test_rsa_is_warned_about(void **state)
 	tls_context_put(context);
 }
 
-static void test_clock_that_jumps(void **state)
+TEST_WITH(test_clock_that_jumps, set_up, tear_down)
 {
 	struct tls_context *context = pair_load(server_options());
 
@@ -578,7 +574,7 @@ static int recheck(const struct identity *identity, struct error *error)
 	return rc;
 }
 
-static void test_recheck_of_certificates(void **state)
+TEST_WITH(test_recheck_of_certificates, set_up, tear_down)
 {
 	struct identity *identity;
 	struct pair pair;
@@ -625,7 +621,7 @@ static struct identity *with_broken_signature(const struct identity *identity)
 }
 
 /* A reload with the same authorities and lists costs no signature for each session. */
-static void test_recheck_verifies_what_has_changed(void **state)
+TEST_WITH(test_recheck_verifies_what_has_changed, set_up, tear_down)
 {
 	struct identity *identity, *broken;
 	struct pair pair;
@@ -646,7 +642,7 @@ static void test_recheck_verifies_what_has_changed(void **state)
 	identity_put(broken);
 }
 
-static void test_clock_jumps_after_a_handshake(void **state)
+TEST_WITH(test_clock_jumps_after_a_handshake, set_up, tear_down)
 {
 	struct identity *identity;
 	struct pair pair;
@@ -667,7 +663,7 @@ static void test_clock_jumps_after_a_handshake(void **state)
 	pair_fini(&pair);
 }
 
-static void test_recheck_of_psks(void **state)
+TEST_WITH(test_recheck_of_psks, set_up, tear_down)
 {
 	struct tls_options server = { .role = TLS_SERVER, .psk_file = in_scratch("keys.psk") };
 	struct tls_options client = { .role = TLS_CLIENT,
@@ -709,7 +705,7 @@ static void test_recheck_of_psks(void **state)
 }
 
 /* Who is nobody may stay only where nobody is welcome. */
-static void test_recheck_of_nobody(void **state)
+TEST_WITH(test_recheck_of_nobody, set_up, tear_down)
 {
 	const struct tls_options keys_only = { .role = TLS_SERVER,
 		.psk_file = in_scratch("keys.psk") };
@@ -740,7 +736,7 @@ static void test_recheck_of_nobody(void **state)
 	pair_fini(&pair);
 }
 
-static void test_default_folders(void **state)
+TEST_WITH(test_default_folders, set_up, tear_down)
 {
 	struct tls_options options = { .role = TLS_SERVER, .verify_peer = false };
 	const char *home = getenv("HOME");
@@ -773,36 +769,7 @@ static void test_default_folders(void **state)
 
 int main(int argc, char **argv)
 {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-	const struct CMUnitTest tests[] = {
-		TEST(test_half_written_file_is_refused_at_every_length),
-		TEST(test_second_certificate_half_written),
-		TEST(test_crl_that_cannot_be_read_is_no_missing_one),
-		TEST(test_crl_must_be_signed_by_the_authority),
-		TEST(test_authority_must_be_one),
-		TEST(test_encrypted_key),
-		TEST(test_forms_of_keys),
-		TEST(test_client_has_certificate_and_key_or_none),
-		TEST(test_client_that_verifies_needs_authorities),
-		TEST(test_key_that_others_read),
-		TEST(test_key_with_an_access_list),
-		TEST(test_psk_files),
-		TEST(test_psk_name_bounds),
-		TEST(test_psk_name_in_hexadecimal_is_warned_about),
-		TEST(test_client_names_its_key),
-		TEST(test_stale_is_about_content),
-		TEST(test_warnings_come_when_they_are_due),
-		TEST(test_rsa_is_warned_about),
-		TEST(test_clock_that_jumps),
-		TEST(test_recheck_of_certificates),
-		TEST(test_recheck_verifies_what_has_changed),
-		TEST(test_clock_jumps_after_a_handshake),
-		TEST(test_recheck_of_psks),
-		TEST(test_recheck_of_nobody),
-		TEST(test_default_folders),
-	};
-
 	pair_folder = argv[1];
 	gnutls_global_set_time_function(__wrap_time);
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

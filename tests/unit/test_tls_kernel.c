@@ -14,19 +14,15 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "tls_sessions.h"
 #include "tls_world.h"
+#include "unit.h"
 
 #ifndef SOL_TLS
 #define SOL_TLS 282
@@ -333,11 +329,10 @@ static void talk_at_length(struct world *world, bool updates)
 
 /* --- tests ------------------------------------------------------------------------------------ */
 
-static void test_what_the_kernel_can(void **state)
+TEST(test_what_the_kernel_can)
 {
 	const struct tls_kernel_features *features = tls_kernel_features();
 
-	GMB_UNUSED(state);
 	print_message("ciphers %x %x, %s\n", features->ciphers[TLS_1_2], features->ciphers[TLS_1_3],
 		features->why_not.text);
 	assert_int_equal(features->ciphers[TLS_1_2], BIT(TLS_CIPHER_COUNT) - 1);
@@ -347,11 +342,10 @@ static void test_what_the_kernel_can(void **state)
 	assert_int_equal(tls_kernel_look(TLS_RECORDS_KERNEL, NULL), 0);
 }
 
-static void test_only_tcp_is_taken(void **state)
+TEST(test_only_tcp_is_taken)
 {
 	int fds[2];
 
-	GMB_UNUSED(state);
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
 	assert_false(tls_kernel_is_wanted(TLS_RECORDS_KERNEL, fds[0]));
 	close(fds[0]);
@@ -362,9 +356,8 @@ static void test_only_tcp_is_taken(void **state)
 	close(fds[1]);
 }
 
-static void test_data_in_both_directions(void **state)
+TEST(test_data_in_both_directions)
 {
-	GMB_UNUSED(state);
 	for (int version = 0; version < TLS_VERSION_COUNT; version++) {
 		for (int cipher = 0; cipher < TLS_CIPHER_COUNT; cipher++) {
 			enum tls_role role = cipher % 2 == version ? TLS_CLIENT : TLS_SERVER;
@@ -385,12 +378,11 @@ static void test_data_in_both_directions(void **state)
 }
 
 /* Without a change of keys GnuTLS would break the connection: what was not chosen is not done. */
-static void test_auto_wants_rekeying(void **state)
+TEST(test_auto_wants_rekeying)
 {
 	char heard[LINE_BYTES];
 	struct world world;
 
-	GMB_UNUSED(state);
 	world_begin(&world, TLS_CLIENT, TLS_1_3, TLS_AES_128_GCM, TLS_RECORDS_AUTO);
 	assert_int_equal(world.took, can_rekey ? 0 : -EOPNOTSUPP);
 	if (!can_rekey) {
@@ -408,13 +400,12 @@ static void test_auto_wants_rekeying(void **state)
 	world_end(&world);
 }
 
-static void test_the_peer_changes_its_key(void **state)
+TEST(test_the_peer_changes_its_key)
 {
 	char line[LINE_BYTES];
 	ssize_t got;
 	struct world world;
 
-	GMB_UNUSED(state);
 	for (int cipher = 0; cipher < TLS_CIPHER_COUNT; cipher++) {
 		world_begin(
 			&world, TLS_SERVER, TLS_1_3, (enum tls_cipher)cipher, TLS_RECORDS_KERNEL);
@@ -473,14 +464,13 @@ static unsigned long kernel_counts(const char *what)
 }
 
 /* The layer is built with a limit of TLS_KEY_BLOCKS_MAX blocks. */
-static void test_our_key_is_changed_in_time(void **state)
+TEST(test_our_key_is_changed_in_time)
 {
 	unsigned long before = kernel_counts("TlsTxRekeyOk");
 	uint8_t heard[16000];
 	uint8_t *data;
 	struct world world;
 
-	GMB_UNUSED(state);
 	if (!can_rekey) {
 		skip();
 	}
@@ -505,12 +495,11 @@ static void test_our_key_is_changed_in_time(void **state)
 	world_end(&world);
 }
 
-static void test_the_end_is_said(void **state)
+TEST(test_the_end_is_said)
 {
 	char line[LINE_BYTES];
 	struct world world;
 
-	GMB_UNUSED(state);
 	for (int version = 0; version < TLS_VERSION_COUNT; version++) {
 		/* We, and then the peer. */
 		world_begin(&world, TLS_CLIENT, (enum tls_version)version, TLS_AES_128_GCM,
@@ -546,13 +535,12 @@ static void test_the_end_is_said(void **state)
 	}
 }
 
-static void test_forged_records(void **state)
+TEST(test_forged_records)
 {
 	uint8_t forged[5 + 40] = { 23, 3, 3, 0, 40 };
 	char line[LINE_BYTES];
 	struct world world;
 
-	GMB_UNUSED(state);
 	world_begin(&world, TLS_CLIENT, TLS_1_3, TLS_AES_128_GCM, TLS_RECORDS_KERNEL);
 	expect_line(&world, "early");
 	assert_int_equal(write(world.peer_fd, forged, sizeof(forged)), sizeof(forged));
@@ -570,12 +558,11 @@ static void test_forged_records(void **state)
 	world_end(&world);
 }
 
-static void test_alerts_and_floods(void **state)
+TEST(test_alerts_and_floods)
 {
 	char line[LINE_BYTES];
 	struct world world;
 
-	GMB_UNUSED(state);
 	world_begin(&world, TLS_SERVER, TLS_1_3, TLS_AES_128_GCM, TLS_RECORDS_KERNEL);
 	expect_line(&world, "early");
 	assert_int_equal(
@@ -625,13 +612,12 @@ static void peer_sends_control(struct world *world, uint8_t content, void *bytes
 }
 
 /* OpenSSL and Go send one or two. They are longer than what is read of a message at a time. */
-static void test_tickets_are_dropped(void **state)
+TEST(test_tickets_are_dropped)
 {
 	static uint8_t ticket[4 + 1000] = { 4, 0, 1000 >> 8, 1000 & 255 };
 	char line[LINE_BYTES];
 	struct world world;
 
-	GMB_UNUSED(state);
 	world_begin(&world, TLS_CLIENT, TLS_1_3, TLS_AES_128_GCM, TLS_RECORDS_KERNEL);
 	expect_line(&world, "early");
 	assert_int_equal(tls_keys_of_session(&world.ends.keys[TLS_SERVER], world.peer), 0);
@@ -675,13 +661,11 @@ static void on_upgraded(struct stream *stream, int result)
 
 static void talk_sent(struct ring_op *op, int result)
 {
-	GMB_UNUSED(op);
 	talk.sent = result;
 }
 
 static void talk_received(struct ring_op *op, int result)
 {
-	GMB_UNUSED(op);
 	talk.received = result;
 }
 
@@ -754,12 +738,11 @@ static void with_layers(
 	free(data);
 }
 
-static void test_layers_choose_the_kernel(void **state)
+TEST(test_layers_choose_the_kernel)
 {
 	const char *by_itself = can_rekey ? "kernel" : "user";
 	struct tls_world creds;
 
-	GMB_UNUSED(state);
 	tls_world_begin(&creds, 0);
 	with_layers(&creds, TLS_BY_CERTIFICATE, NULL, by_itself);
 	with_layers(&creds, TLS_BY_KEY, NULL, by_itself);
@@ -771,7 +754,7 @@ static void test_layers_choose_the_kernel(void **state)
 }
 
 /* Keys that are refused after the socket was told of TLS (TCP_ULP): it would send plain bytes. */
-static void test_refused_keys(void **state)
+TEST(test_refused_keys)
 {
 	char line[LINE_BYTES];
 	uint8_t wire[LINE_BYTES];
@@ -779,7 +762,6 @@ static void test_refused_keys(void **state)
 	struct world world;
 	ssize_t got;
 
-	GMB_UNUSED(state);
 	(void)tls_kernel_features(); /* the trial is over */
 	refused_option = TLS_TX;
 	world_begin(&world, TLS_CLIENT, TLS_1_2, TLS_AES_128_GCM, TLS_RECORDS_KERNEL);
@@ -821,24 +803,9 @@ static void test_refused_keys(void **state)
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_what_the_kernel_can),
-		cmocka_unit_test(test_only_tcp_is_taken),
-		cmocka_unit_test(test_data_in_both_directions),
-		cmocka_unit_test(test_auto_wants_rekeying),
-		cmocka_unit_test(test_the_peer_changes_its_key),
-		cmocka_unit_test(test_our_key_is_changed_in_time),
-		cmocka_unit_test(test_the_end_is_said),
-		cmocka_unit_test(test_forged_records),
-		cmocka_unit_test(test_alerts_and_floods),
-		cmocka_unit_test(test_tickets_are_dropped),
-		cmocka_unit_test(test_refused_keys),
-		cmocka_unit_test(test_layers_choose_the_kernel),
-	};
-
 	if (argc != 2) {
 		return 2;
 	}
 	can_rekey = strcmp(argv[1], "rekeying") == 0;
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

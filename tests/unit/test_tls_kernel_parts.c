@@ -4,17 +4,14 @@
  * change, and control messages of peers that mean well or not.
  */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
 #include <gnutls/crypto.h>
 
 #include "base/bytes.h"
 #include "tls_sessions.h"
+#include "unit.h"
 
 enum { WIRE_BYTES = 65536, HEADER_BYTES = 5, TAG_BYTES = 16, EXPLICIT_BYTES = 8 };
 
@@ -191,9 +188,8 @@ static void with_keys(enum tls_version version, enum tls_cipher cipher, enum tls
 	tls_ends_end(&ends);
 }
 
-static void test_keys_are_those_of_the_session(void **state)
+TEST(test_keys_are_those_of_the_session)
 {
-	GMB_UNUSED(state);
 	for (int version = 0; version < TLS_VERSION_COUNT; version++) {
 		for (int cipher = 0; cipher < TLS_CIPHER_COUNT; cipher++) {
 			with_keys((enum tls_version)version, (enum tls_cipher)cipher, TLS_SERVER);
@@ -202,13 +198,12 @@ static void test_keys_are_those_of_the_session(void **state)
 	}
 }
 
-static void test_a_session_without_secrets_stays(void **state)
+TEST(test_a_session_without_secrets_stays)
 {
 	static struct wire wires[2];
 	struct tls_ends ends;
 	struct place places[2];
 
-	GMB_UNUSED(state);
 	tls_ends_begin(&ends, TLS_1_3, TLS_AES_128_GCM);
 	for (int role = TLS_SERVER; role <= TLS_CLIENT; role++) {
 		places[role] = (struct place){
@@ -229,7 +224,7 @@ static void test_a_session_without_secrets_stays(void **state)
 
 #define BYTES(...) (const uint8_t[]){ __VA_ARGS__ }, sizeof((const uint8_t[]){ __VA_ARGS__ })
 
-static void test_single_control_messages(void **state)
+TEST(test_single_control_messages)
 {
 	const struct {
 		enum tls_role role;
@@ -273,7 +268,6 @@ static void test_single_control_messages(void **state)
 		{ TLS_CLIENT, TLS_1_3, 24, BYTES(1, 0, 0), -EPROTO, 10 },
 	};
 
-	GMB_UNUSED(state);
 	for (size_t i = 0; i < ARRAY_COUNT(cases); i++) {
 		struct tls_control control = { .role = cases[i].role, .version = cases[i].version };
 		enum tls_alert alert = TLS_ALERT_INTERNAL_ERROR;
@@ -297,13 +291,12 @@ static int input(struct tls_control *control, uint8_t content, const uint8_t *by
 	return tls_control_input(control, content, bytes, count, now_ns, &event, &alert, NULL);
 }
 
-static void test_tickets_in_pieces(void **state)
+TEST(test_tickets_in_pieces)
 {
 	static const uint8_t tickets[] = { 4, 0, 0, 3, 1, 2, 3, 4, 0, 0, 0, 4, 0, 0, 1, 9 };
 	static const uint8_t update[] = { 24, 0, 0, 1, 0 };
 	uint8_t large[1000] = { 4, 1, 0, 0 };
 
-	GMB_UNUSED(state);
 	for (size_t cut = 1; cut < sizeof(tickets); cut++) {
 		struct tls_control control = { .role = TLS_CLIENT, .version = TLS_1_3 };
 
@@ -337,13 +330,12 @@ static void test_tickets_in_pieces(void **state)
 	assert_int_equal(input(&control, TLS_HANDSHAKE, tickets, 7, 1), -EPROTO);
 }
 
-static void test_floods_end(void **state)
+TEST(test_floods_end)
 {
 	static const uint8_t update[] = { 24, 0, 0, 1, 1 };
 	struct tls_control control = { .role = TLS_SERVER, .version = TLS_1_3 };
 	uint64_t now_ns = 5;
 
-	GMB_UNUSED(state);
 	for (int second = 0; second < 3; second++, now_ns += UINT64_C(1000000000)) {
 		for (int i = 0; i < TLS_UPDATES_PER_S_MAX; i++) {
 			assert_int_equal(
@@ -360,11 +352,10 @@ static void test_floods_end(void **state)
 }
 
 /* Whatever comes, it is counted, bounded, and none of the three. */
-static void test_arbitrary_control_messages(void **state)
+TEST(test_arbitrary_control_messages)
 {
 	unsigned seed = 1;
 
-	GMB_UNUSED(state);
 	for (int round = 0; round < 20000; round++) {
 		struct tls_control control = { .role = rand_r(&seed) % 2 ? TLS_CLIENT : TLS_SERVER,
 			.version = rand_r(&seed) % 4 ? TLS_1_3 : TLS_1_2 };
@@ -397,32 +388,16 @@ static void test_arbitrary_control_messages(void **state)
 /* --- without a kernel ------------------------------------------------------------------------- */
 
 /* Whatever this machine has: what is said fits together, and a demand is not met in silence. */
-static void test_what_this_machine_says(void **state)
+TEST(test_what_this_machine_says)
 {
 	const struct tls_kernel_features *features = tls_kernel_features();
 	bool is_there = features->ciphers[TLS_1_3] != 0;
 	struct error error = { 0 };
 
-	GMB_UNUSED(state);
 	assert_int_equal(tls_kernel_look(TLS_RECORDS_AUTO, NULL), 0);
 	assert_int_equal(tls_kernel_look(TLS_RECORDS_USER, NULL), 0);
 	assert_int_equal(tls_kernel_look(TLS_RECORDS_KERNEL, &error), is_there ? 0 : -EOPNOTSUPP);
 	assert_true(is_there || strstr(error.text, features->why_not.text) != NULL);
 	assert_true(is_there || !features->has_rekeying);
 	assert_int_equal(features->why_not.code != 0, !features->has_rekeying);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_keys_are_those_of_the_session),
-		cmocka_unit_test(test_a_session_without_secrets_stays),
-		cmocka_unit_test(test_single_control_messages),
-		cmocka_unit_test(test_tickets_in_pieces),
-		cmocka_unit_test(test_floods_end),
-		cmocka_unit_test(test_arbitrary_control_messages),
-		cmocka_unit_test(test_what_this_machine_says),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

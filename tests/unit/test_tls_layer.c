@@ -5,17 +5,13 @@
  */
 #include <errno.h>
 #include <malloc.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
 #include <gnutls/crypto.h>
 
 #include "tls_peer.h"
+#include "unit.h"
 #ifdef TEST_ON_SIM
 #include "sim/sim.h"
 #endif
@@ -201,7 +197,7 @@ static const struct suite suites[] = {
 		"CHACHA20-POLY1305" },
 };
 
-static void test_every_version_and_cipher_carries_bytes(void **state)
+TEST(test_every_version_and_cipher_carries_bytes)
 {
 	for (enum tls_role role = TLS_SERVER; role <= TLS_CLIENT; role++) {
 		for (uint32_t i = 0; i < ARRAY_COUNT(suites); i++) {
@@ -219,7 +215,7 @@ static void test_every_version_and_cipher_carries_bytes(void **state)
 	}
 }
 
-static void test_our_choice_of_cipher_is_fast(void **state)
+TEST(test_our_choice_of_cipher_is_fast)
 {
 	for (enum tls_proof proof = TLS_BY_CERTIFICATE; proof <= TLS_BY_KEY; proof++) {
 		struct peer *peer = open_peer(*state, TLS_SERVER, proof, NULL);
@@ -230,7 +226,7 @@ static void test_our_choice_of_cipher_is_fast(void **state)
 }
 
 /* A peer may ask for short records (RFC 8449); a long message must come through all the same. */
-static void test_a_peer_that_takes_short_records_gets_them(void **state)
+TEST(test_a_peer_that_takes_short_records_gets_them)
 {
 	struct peer *peer = begin(*state, TLS_SERVER, TLS_BY_KEY);
 
@@ -242,7 +238,7 @@ static void test_a_peer_that_takes_short_records_gets_them(void **state)
 }
 
 /* What is contiguous and what is not, in as few records as there can be. */
-static void test_records_are_filled_across_pieces(void **state)
+TEST(test_records_are_filled_across_pieces)
 {
 	struct fixture *fixture = *state;
 	struct peer *peer = open_peer(fixture, TLS_SERVER, TLS_BY_KEY, NULL);
@@ -302,7 +298,7 @@ static void await_refusal(struct peer *peer, int wanted, const char *name)
 	}
 }
 
-static void test_what_is_no_handshake_is_refused(void **state)
+TEST(test_what_is_no_handshake_is_refused)
 {
 	for (uint32_t i = 0; i < ARRAY_COUNT(attacks); i++) {
 		const struct attack *attack = &attacks[i];
@@ -321,7 +317,7 @@ static void test_what_is_no_handshake_is_refused(void **state)
 
 /* Nobody's first message is longer than a few KiB, whatever it announces; and nothing is allocated
  * for what it announces. */
-static void test_a_long_handshake_is_refused(void **state)
+TEST(test_a_long_handshake_is_refused)
 {
 	static const uint8_t lengths[][3] = { { 0, 0x7f, 0xfc }, { 2, 0, 0 },
 		{ 0xff, 0xff, 0xff } };
@@ -340,7 +336,7 @@ static void test_a_long_handshake_is_refused(void **state)
 	}
 }
 
-static void test_old_versions_are_refused(void **state)
+TEST(test_old_versions_are_refused)
 {
 	static const char *const versions[] = { "NORMAL:-VERS-ALL:+VERS-TLS1.0",
 		"NORMAL:-VERS-ALL:+VERS-TLS1.1" };
@@ -358,7 +354,7 @@ static void test_old_versions_are_refused(void **state)
 }
 
 /* Of groups a stranger may have those that take no longer than its server likes. */
-static void test_costly_groups_are_refused(void **state)
+TEST(test_costly_groups_are_refused)
 {
 	static const struct {
 		const char *priority;
@@ -380,7 +376,7 @@ static void test_costly_groups_are_refused(void **state)
 	}
 }
 
-static void test_a_wrong_key_is_not_believed(void **state)
+TEST(test_a_wrong_key_is_not_believed)
 {
 	struct peer *peer = begin(*state, TLS_SERVER, TLS_BY_KEY);
 
@@ -394,7 +390,7 @@ static void test_a_wrong_key_is_not_believed(void **state)
 }
 
 /* A stranger chooses its key, and how long it takes to check a signature of it. */
-static void test_no_key_is_used_that_is_not_trusted(void **state)
+TEST(test_no_key_is_used_that_is_not_trusted)
 {
 	for (int role = TLS_SERVER; role <= TLS_CLIENT; role++) {
 		struct peer *peer = begin(*state, (enum tls_role)role, TLS_BY_CERTIFICATE);
@@ -408,7 +404,7 @@ static void test_no_key_is_used_that_is_not_trusted(void **state)
 	}
 }
 
-static void test_a_peer_that_goes_is_noticed(void **state)
+TEST(test_a_peer_that_goes_is_noticed)
 {
 	static const size_t counts[] = { 0, 3, 5, 40 };
 
@@ -426,7 +422,7 @@ static void test_a_peer_that_goes_is_noticed(void **state)
 }
 
 /* Its first message is spoiled in one place: no place makes a connection. */
-static void test_no_spoiled_handshake_opens(void **state)
+TEST(test_no_spoiled_handshake_opens)
 {
 	size_t count = 1;
 
@@ -463,7 +459,7 @@ static void test_no_spoiled_handshake_opens(void **state)
 
 /* What a client has said once, to another connection of the same server; and data that come with a
  * first message, before anybody is known (0-RTT), which nobody has offered to take. */
-static void test_what_was_said_before_opens_nothing(void **state)
+TEST(test_what_was_said_before_opens_nothing)
 {
 	for (int early = 0; early < 2; early++) {
 		struct peer_bytes heard = { 0 };
@@ -489,7 +485,7 @@ static void test_what_was_said_before_opens_nothing(void **state)
 }
 
 /* Every split of the first flight; the other flights are split by the simulated network. */
-static void test_every_split_of_a_hello_is_understood(void **state)
+TEST(test_every_split_of_a_hello_is_understood)
 {
 	size_t count = 2;
 
@@ -557,7 +553,7 @@ static size_t spoil(struct peer *peer, const uint8_t *said, int way)
 	return 1;
 }
 
-static void test_a_forged_record_ends_both_directions(void **state)
+TEST(test_a_forged_record_ends_both_directions)
 {
 	struct fixture *fixture = *state;
 
@@ -594,7 +590,7 @@ static void test_a_forged_record_ends_both_directions(void **state)
 
 /* --- ends ------------------------------------------------------------------------------------- */
 
-static void test_the_end_is_told_from_a_cut(void **state)
+TEST(test_the_end_is_told_from_a_cut)
 {
 	for (int said = 0; said < 3; said++) {
 		struct peer *peer = open_peer(*state, TLS_SERVER, TLS_BY_KEY, NULL);
@@ -617,7 +613,7 @@ static void test_the_end_is_told_from_a_cut(void **state)
 	}
 }
 
-static void test_the_peer_hears_our_end(void **state)
+TEST(test_the_peer_hears_our_end)
 {
 	struct fixture *fixture = *state;
 
@@ -660,7 +656,7 @@ static void test_the_peer_hears_our_end(void **state)
 /* --- what comes after a handshake ------------------------------------------------------------- */
 
 /* New keys in both directions between any two records, while both sides send. */
-static void test_new_keys_disturb_nobody(void **state)
+TEST(test_new_keys_disturb_nobody)
 {
 	struct fixture *fixture = *state;
 
@@ -703,7 +699,7 @@ static int receive_byte(struct peer *peer)
 	return peer_await_receive(peer);
 }
 
-static void test_a_flood_of_new_keys_is_an_error(void **state)
+TEST(test_a_flood_of_new_keys_is_an_error)
 {
 	struct peer *peer = open_peer(*state, TLS_SERVER, TLS_BY_KEY, NULL);
 
@@ -714,7 +710,7 @@ static void test_a_flood_of_new_keys_is_an_error(void **state)
 	peer_end(peer);
 }
 
-static void test_tickets_are_dropped_but_not_without_end(void **state)
+TEST(test_tickets_are_dropped_but_not_without_end)
 {
 	for (uint32_t count = 16; count <= 17; count++) {
 		struct peer *peer = open_peer(
@@ -731,7 +727,7 @@ static void test_tickets_are_dropped_but_not_without_end(void **state)
 	}
 }
 
-static void test_nobody_renegotiates(void **state)
+TEST(test_nobody_renegotiates)
 {
 	for (enum tls_role role = TLS_SERVER; role <= TLS_CLIENT; role++) {
 		struct peer *peer = open_peer(
@@ -747,7 +743,7 @@ static void test_nobody_renegotiates(void **state)
 	}
 }
 
-static void test_warnings_are_counted(void **state)
+TEST(test_warnings_are_counted)
 {
 	for (uint32_t count = 4; count <= 5; count++) {
 		struct peer *peer = open_peer(
@@ -790,7 +786,7 @@ static void send_made(struct peer *peer, uint64_t sequence, const void *content,
 	peer_send_bytes(peer, record, RECORD_HEADER_BYTES + sealed);
 }
 
-static void test_an_empty_record_is_nothing(void **state)
+TEST(test_an_empty_record_is_nothing)
 {
 	struct peer *peer = open_peer(*state, TLS_SERVER, TLS_BY_KEY, NULL);
 
@@ -802,7 +798,7 @@ static void test_an_empty_record_is_nothing(void **state)
 	peer_end(peer);
 }
 
-static void test_records_of_no_use_are_an_error(void **state)
+TEST(test_records_of_no_use_are_an_error)
 {
 	static const struct attack inside[] = {
 		ATTACK("nothing but padding", "\0\0\0", 1),
@@ -832,7 +828,7 @@ static void test_records_of_no_use_are_an_error(void **state)
 }
 
 /* A plain record, which anybody on the way could have put in. */
-static void test_plain_records_are_no_part_of_it(void **state)
+TEST(test_plain_records_are_no_part_of_it)
 {
 	static const char *const records[] = { "\x14\x03\x03\x00\x01\x01",
 		"\x15\x03\x03\x00\x02\x01\x00", "\x16\x03\x03\x00\x04\x00\x00\x00\x00",
@@ -865,7 +861,7 @@ static void step(struct peer *peer)
 }
 
 /* Also while a worker has the session: what it uses is there until it is done. */
-static void test_a_stream_may_end_at_any_time(void **state)
+TEST(test_a_stream_may_end_at_any_time)
 {
 	for (enum tls_role role = TLS_SERVER; role <= TLS_CLIENT; role++) {
 		uint32_t opened = 0;
@@ -887,7 +883,7 @@ static void test_a_stream_may_end_at_any_time(void **state)
 }
 
 /* With bytes that were taken and not sent, a receive that waits, and a send that waits for both. */
-static void test_an_open_stream_may_end_with_all_in_flight(void **state)
+TEST(test_an_open_stream_may_end_with_all_in_flight)
 {
 	struct fixture *fixture = *state;
 	struct peer *peer = open_peer(fixture, TLS_SERVER, TLS_BY_KEY, NULL);
@@ -908,7 +904,7 @@ static void test_an_open_stream_may_end_with_all_in_flight(void **state)
 }
 
 /* What a connection that waits for its peer holds, the session of GnuTLS included. */
-static void test_an_idle_connection_is_small(void **state)
+TEST(test_an_idle_connection_is_small)
 {
 	struct fixture *fixture = *state;
 	struct peer *stays = open_peer(fixture, TLS_SERVER, TLS_BY_CERTIFICATE, NULL);
@@ -939,36 +935,5 @@ static void test_an_idle_connection_is_small(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_every_version_and_cipher_carries_bytes),
-		cmocka_unit_test(test_our_choice_of_cipher_is_fast),
-		cmocka_unit_test(test_a_peer_that_takes_short_records_gets_them),
-		cmocka_unit_test(test_records_are_filled_across_pieces),
-		cmocka_unit_test(test_what_is_no_handshake_is_refused),
-		cmocka_unit_test(test_a_long_handshake_is_refused),
-		cmocka_unit_test(test_old_versions_are_refused),
-		cmocka_unit_test(test_costly_groups_are_refused),
-		cmocka_unit_test(test_a_wrong_key_is_not_believed),
-		cmocka_unit_test(test_no_key_is_used_that_is_not_trusted),
-		cmocka_unit_test(test_a_peer_that_goes_is_noticed),
-		cmocka_unit_test(test_no_spoiled_handshake_opens),
-		cmocka_unit_test(test_what_was_said_before_opens_nothing),
-		cmocka_unit_test(test_every_split_of_a_hello_is_understood),
-		cmocka_unit_test(test_a_forged_record_ends_both_directions),
-		cmocka_unit_test(test_the_end_is_told_from_a_cut),
-		cmocka_unit_test(test_the_peer_hears_our_end),
-		cmocka_unit_test(test_new_keys_disturb_nobody),
-		cmocka_unit_test(test_a_flood_of_new_keys_is_an_error),
-		cmocka_unit_test(test_tickets_are_dropped_but_not_without_end),
-		cmocka_unit_test(test_nobody_renegotiates),
-		cmocka_unit_test(test_warnings_are_counted),
-		cmocka_unit_test(test_an_empty_record_is_nothing),
-		cmocka_unit_test(test_records_of_no_use_are_an_error),
-		cmocka_unit_test(test_plain_records_are_no_part_of_it),
-		cmocka_unit_test(test_a_stream_may_end_at_any_time),
-		cmocka_unit_test(test_an_idle_connection_is_small),
-		cmocka_unit_test(test_an_open_stream_may_end_with_all_in_flight),
-	};
-
-	return cmocka_run_group_tests(tests, set_up, tear_down);
+	return unit_run(set_up, tear_down);
 }

@@ -5,17 +5,13 @@
  */
 #include <errno.h>
 #include <malloc.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "sim/sim.h"
 #include "tls/pool.h"
 #include "tls_peer.h"
+#include "unit.h"
 
 enum { NOT_YET = 1, OURSELVES = 0 };
 
@@ -95,7 +91,7 @@ static void give(struct fixture *fixture, struct holder *holder, bool failed)
 	}
 }
 
-static void test_a_source_has_its_share_and_no_more(void **state)
+TEST_WITH(test_a_source_has_its_share_and_no_more, set_up, tear_down)
 {
 	struct holder greedy[TLS_HANDSHAKES_PER_SOURCE_MAX + 2];
 	struct holder modest;
@@ -121,7 +117,7 @@ static void test_a_source_has_its_share_and_no_more(void **state)
 }
 
 /* All places are held, and more wait than may: the source that fills the queue loses its oldest. */
-static void test_a_full_queue_takes_from_the_most_frequent(void **state)
+TEST_WITH(test_a_full_queue_takes_from_the_most_frequent, set_up, tear_down)
 {
 	struct holder *holders = calloc(TLS_HANDSHAKES_MAX, sizeof(*holders));
 	struct holder *waiting = calloc(TLS_WAITING_MAX, sizeof(*waiting));
@@ -157,7 +153,7 @@ static void test_a_full_queue_takes_from_the_most_frequent(void **state)
 }
 
 /* The one that is refused may be of the source that comes: its share is counted on. */
-static void test_a_full_queue_takes_from_the_source_that_comes(void **state)
+TEST_WITH(test_a_full_queue_takes_from_the_source_that_comes, set_up, tear_down)
 {
 	struct holder *holders = calloc(TLS_HANDSHAKES_MAX, sizeof(*holders));
 	struct holder *waiting = calloc(TLS_WAITING_MAX, sizeof(*waiting));
@@ -202,7 +198,7 @@ static void test_a_full_queue_takes_from_the_source_that_comes(void **state)
 }
 
 /* Our own are not refused for others, and who is sent away leaves nothing behind. */
-static void test_a_queue_full_of_our_own_takes_nobody(void **state)
+TEST_WITH(test_a_queue_full_of_our_own_takes_nobody, set_up, tear_down)
 {
 	struct holder *holders = calloc(TLS_HANDSHAKES_MAX, sizeof(*holders));
 	struct holder *waiting = calloc(TLS_WAITING_MAX, sizeof(*waiting));
@@ -228,7 +224,7 @@ static void test_a_queue_full_of_our_own_takes_nobody(void **state)
 	free(waiting);
 }
 
-static void test_failures_cost_their_source(void **state)
+TEST_WITH(test_failures_cost_their_source, set_up, tear_down)
 {
 	struct fixture *fixture = *state;
 	struct holder holder;
@@ -258,7 +254,7 @@ static void test_failures_cost_their_source(void **state)
 	}
 }
 
-static void test_memory_of_sources_is_bounded(void **state)
+TEST_WITH(test_memory_of_sources_is_bounded, set_up, tear_down)
 {
 	struct holder holder;
 	size_t before = 0;
@@ -279,7 +275,7 @@ static void test_memory_of_sources_is_bounded(void **state)
 	assert_int_equal(take(*state, &holder, 999 + 3 * TLS_SOURCES_MAX), -EBUSY);
 }
 
-static void test_who_is_silent_gives_way(void **state)
+TEST_WITH(test_who_is_silent_gives_way, set_up, tear_down)
 {
 	struct fixture *fixture = *state;
 	struct holder holders[TLS_HANDSHAKES_MAX];
@@ -313,7 +309,7 @@ static void test_who_is_silent_gives_way(void **state)
 	}
 }
 
-static void test_a_short_silence_is_none(void **state)
+TEST_WITH(test_a_short_silence_is_none, set_up, tear_down)
 {
 	struct fixture *fixture = *state;
 	struct holder holders[TLS_HANDSHAKES_MAX];
@@ -338,7 +334,7 @@ static void test_a_short_silence_is_none(void **state)
 }
 
 /* Handshakes that we began ourselves wait for slow servers as long as we like. */
-static void test_our_own_give_way_to_nobody(void **state)
+TEST_WITH(test_our_own_give_way_to_nobody, set_up, tear_down)
 {
 	struct fixture *fixture = *state;
 	struct holder holders[TLS_HANDSHAKES_MAX];
@@ -367,7 +363,7 @@ enum { STALLED = 1800, HELLO_BYTES_MAX = 600 };
 
 /* Honest peers of other addresses come while all the others sit there; the simulated world has no
  * room for more than these, the memory for each of which is what counts. */
-static void test_honest_peers_come_through_those_who_stall(void **state)
+TEST_WITH(test_honest_peers_come_through_those_who_stall, set_up, tear_down)
 {
 	struct fixture *fixture = *state;
 	struct peer *stalled = calloc(STALLED, sizeof(*stalled));
@@ -418,7 +414,7 @@ static void test_honest_peers_come_through_those_who_stall(void **state)
 enum { DRIBBLERS = TLS_HANDSHAKES_MAX, DRIBBLE_MS = 100 };
 
 /* All places are held by hellos of which a byte comes now and then. */
-static void test_a_byte_now_and_then_keeps_no_place(void **state)
+TEST_WITH(test_a_byte_now_and_then_keeps_no_place, set_up, tear_down)
 {
 	static const uint8_t long_hello[] = { 0x16, 3, 3, 0x20, 0, 1, 0, 0x1f, 0xfc };
 	struct fixture *fixture = *state;
@@ -461,30 +457,4 @@ static void test_a_byte_now_and_then_keeps_no_place(void **state)
 		peer_end(&dribblers[i]);
 	}
 	free(dribblers);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(
-			test_a_source_has_its_share_and_no_more, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			test_a_full_queue_takes_from_the_most_frequent, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			test_a_full_queue_takes_from_the_source_that_comes, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			test_a_queue_full_of_our_own_takes_nobody, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(test_failures_cost_their_source, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			test_memory_of_sources_is_bounded, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(test_who_is_silent_gives_way, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(test_a_short_silence_is_none, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(test_our_own_give_way_to_nobody, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			test_honest_peers_come_through_those_who_stall, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			test_a_byte_now_and_then_keeps_no_place, set_up, tear_down),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,18 +5,13 @@
  */
 #include <pthread.h>
 #include <semaphore.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
 #include "tls/pool.h"
+#include "unit.h"
 
 enum { JOBS = 40 };
 
@@ -116,12 +111,11 @@ static void end(struct fixture *fixture, uint32_t jobs)
 	pthread_mutex_destroy(&fixture->lock);
 }
 
-static void test_every_job_runs_once(void **state)
+TEST(test_every_job_runs_once)
 {
 	struct fixture fixture;
 	struct job jobs[JOBS];
 
-	GMB_UNUSED(state);
 	begin(&fixture, 3);
 	for (uint32_t i = 0; i < JOBS; i++) {
 		submit(&fixture, &jobs[i], 0, i % 4 == 0);
@@ -130,12 +124,11 @@ static void test_every_job_runs_once(void **state)
 }
 
 /* The job is gone and its ring about to go, while a thread is on the way back from telling it. */
-static void test_a_ring_may_go_once_threads_are_synchronized(void **state)
+TEST(test_a_ring_may_go_once_threads_are_synchronized)
 {
 	struct fixture fixture;
 	struct job job;
 
-	GMB_UNUSED(state);
 	sem_init(&may_leave, 0, 0);
 	begin(&fixture, 1);
 	is_held = true;
@@ -162,12 +155,11 @@ static void look_at_signals(struct tls_job *base)
 }
 
 /* A program that uses the library handles its signals in its own threads. */
-static void test_threads_take_no_signals(void **state)
+TEST(test_threads_take_no_signals)
 {
 	struct fixture fixture;
 	struct job jobs[2];
 
-	GMB_UNUSED(state);
 	begin(&fixture, 1);
 	for (uint32_t i = 0; i < ARRAY_COUNT(jobs); i++) {
 		jobs[i] = (struct job){
@@ -183,13 +175,12 @@ static void test_threads_take_no_signals(void **state)
 	assert_false(jobs[0].takes_signals || jobs[1].takes_signals);
 }
 
-static void test_our_own_jobs_do_not_wait_for_strangers(void **state)
+TEST(test_our_own_jobs_do_not_wait_for_strangers)
 {
 	struct fixture fixture;
 	struct job stranger;
 	struct job own;
 
-	GMB_UNUSED(state);
 	begin(&fixture, 1);
 	submit(&fixture, &stranger, 1, false);
 	submit(&fixture, &own, 0, true);
@@ -197,27 +188,13 @@ static void test_our_own_jobs_do_not_wait_for_strangers(void **state)
 }
 
 /* The only nice thread does not come to an end before the second stranger has been served. */
-static void test_a_stranger_does_not_wait_for_ever(void **state)
+TEST(test_a_stranger_does_not_wait_for_ever)
 {
 	struct fixture fixture;
 	struct job strangers[2];
 
-	GMB_UNUSED(state);
 	begin(&fixture, 1);
 	submit(&fixture, &strangers[0], 1, false);
 	submit(&fixture, &strangers[1], 0, false);
 	end(&fixture, 2);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_every_job_runs_once),
-		cmocka_unit_test(test_a_ring_may_go_once_threads_are_synchronized),
-		cmocka_unit_test(test_threads_take_no_signals),
-		cmocka_unit_test(test_our_own_jobs_do_not_wait_for_strangers),
-		cmocka_unit_test(test_a_stranger_does_not_wait_for_ever),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <stdlib.h>
 
 #include "lab/lab.h"
+#include "unit.h"
 
 enum { CHUNK = 4096, COUNT = 16, LOOK_NS = 100, MANY = 300 };
 
@@ -17,7 +11,6 @@ enum { CHUNK = 4096, COUNT = 16, LOOK_NS = 100, MANY = 300 };
 struct made_up {
 	struct trace_read read;
 	struct trace_arrival arrivals[MANY];
-	struct trace_part parts[COUNT];
 	struct trace_analysis analysis;
 };
 
@@ -28,13 +21,10 @@ static void make(struct made_up *made, const uint32_t *looks, uint32_t count, ui
 			.bytes = count * CHUNK,
 			.chunk_bytes = CHUNK,
 			.chunk_count = count,
-			.part_count = 1,
 			.total_ns = total_ns,
 			.arrivals = made->arrivals,
-			.parts = made->parts,
 		},
 	};
-	made->parts[0] = (struct trace_part){ 0, count * CHUNK, 0, total_ns };
 	for (uint32_t i = 0; i < count; i++) {
 		uint64_t time_ns = (uint64_t)looks[i] * LOOK_NS;
 
@@ -78,11 +68,10 @@ static void assert_near(double value, double expected)
 	}
 }
 
-static void one_disk_is_one_stream(void **state)
+TEST(one_disk_is_one_stream)
 {
 	struct made_up made;
 
-	(void)state;
 	make_in_order(&made);
 	made.arrivals[COUNT - 1].how = TRACE_AT_COMPLETION;
 	analyse(&made);
@@ -100,18 +89,16 @@ static void one_disk_is_one_stream(void **state)
 	/* All but the last chunk is sent while the disk works. */
 	assert_near(made.analysis.hidden_any, 15.0 / 16);
 	assert_near(made.analysis.hidden_ascending, 15.0 / 16);
-	assert_near(made.analysis.hidden_parts, 0);
 	assert_int_equal(made.arrivals[0].stream, 1);
 	assert_int_equal(made.arrivals[COUNT - 1].stream, 0);
 }
 
 /* Both halves fill at the same time: one sender in order can only use the first. */
-static void two_disks_are_two_streams(void **state)
+TEST(two_disks_are_two_streams)
 {
 	uint32_t looks[COUNT];
 	struct made_up made;
 
-	(void)state;
 	for (uint32_t i = 0; i < COUNT; i++) {
 		looks[i] = 2 * (i % (COUNT / 2)) + 2;
 	}
@@ -128,12 +115,11 @@ static void two_disks_are_two_streams(void **state)
 }
 
 /* Four members, two chunks on each in turn: a member goes on above, in the same stream. */
-static void a_stripe_has_as_many_streams_as_members(void **state)
+TEST(a_stripe_has_as_many_streams_as_members)
 {
 	uint32_t looks[2 * COUNT];
 	struct made_up made;
 
-	(void)state;
 	for (uint32_t i = 0; i < 2 * COUNT; i++) {
 		looks[i] = i / 8 * 2 + i % 2 + 1;
 	}
@@ -146,12 +132,11 @@ static void a_stripe_has_as_many_streams_as_members(void **state)
 	}
 }
 
-static void what_one_look_sees_has_no_order(void **state)
+TEST(what_one_look_sees_has_no_order)
 {
 	static const uint32_t looks[] = { 3, 3, 3, 3, 3, 3, 3, 3 };
 	struct made_up made;
 
-	(void)state;
 	make_and_analyse(&made, looks, ARRAY_COUNT(looks), 600);
 	assert_int_equal(made.analysis.runs, 1);
 	assert_int_equal(made.analysis.streams, 1);
@@ -161,12 +146,11 @@ static void what_one_look_sees_has_no_order(void **state)
 	assert_near(made.analysis.hidden_any, 0.5);
 }
 
-static void a_late_chunk_is_reordered_once(void **state)
+TEST(a_late_chunk_is_reordered_once)
 {
 	static const uint32_t looks[] = { 1, 9, 2, 3, 4, 5, 6, 7 };
 	struct made_up made;
 
-	(void)state;
 	make_and_analyse(&made, looks, ARRAY_COUNT(looks), 1000);
 	assert_near(made.analysis.reordered, 1.0 / 8);
 	assert_int_equal(made.analysis.reordered_distance, 6 * CHUNK);
@@ -178,12 +162,11 @@ static void a_late_chunk_is_reordered_once(void **state)
 	assert_near(made.analysis.largest_stream, 0.75);
 }
 
-static void from_the_end_every_chunk_is_a_stream(void **state)
+TEST(from_the_end_every_chunk_is_a_stream)
 {
 	uint32_t looks[COUNT];
 	struct made_up made;
 
-	(void)state;
 	for (uint32_t i = 0; i < COUNT; i++) {
 		looks[i] = COUNT - i;
 	}
@@ -195,13 +178,12 @@ static void from_the_end_every_chunk_is_a_stream(void **state)
 	assert_near(made.analysis.hidden_any, 15.0 / 16);
 }
 
-static void the_number_of_streams_has_a_limit(void **state)
+TEST(the_number_of_streams_has_a_limit)
 {
 	uint32_t looks[MANY];
 	struct made_up made;
 	uint32_t in_last = 0;
 
-	(void)state;
 	for (uint32_t i = 0; i < MANY; i++) {
 		looks[i] = MANY - i;
 	}
@@ -215,12 +197,11 @@ static void the_number_of_streams_has_a_limit(void **state)
 	assert_int_equal(in_last, MANY - TRACE_STREAMS_MAX + 1);
 }
 
-static void nothing_early_is_no_stream(void **state)
+TEST(nothing_early_is_no_stream)
 {
 	static const uint32_t looks[] = { 99, 99, 0, 99 };
 	struct made_up made;
 
-	(void)state;
 	make_and_analyse(&made, looks, ARRAY_COUNT(looks), 800);
 	assert_int_equal(made.analysis.early, 0);
 	assert_int_equal(made.analysis.at_completion, 3);
@@ -234,12 +215,11 @@ static void nothing_early_is_no_stream(void **state)
 }
 
 /* Data equal to the marker: a gap in the run, not a place that comes last. */
-static void an_unseen_chunk_is_not_reordered(void **state)
+TEST(an_unseen_chunk_is_not_reordered)
 {
 	static const uint32_t looks[] = { 1, 2, 0, 3, 4 };
 	struct made_up made;
 
-	(void)state;
 	make_and_analyse(&made, looks, ARRAY_COUNT(looks), 500);
 	assert_int_equal(made.analysis.unseen, 1);
 	assert_int_equal(made.analysis.runs, 2);
@@ -251,52 +231,23 @@ static void an_unseen_chunk_is_not_reordered(void **state)
 	assert_near(made.analysis.hidden_any, 0.8);
 }
 
-static void a_chunk_seen_only_at_completion_is_reordered(void **state)
+TEST(a_chunk_seen_only_at_completion_is_reordered)
 {
 	static const uint32_t looks[] = { 1, 99, 2, 3 };
 	struct made_up made;
 
-	(void)state;
 	make_and_analyse(&made, looks, ARRAY_COUNT(looks), 500);
 	assert_near(made.analysis.reordered, 0.25);
 	assert_int_equal(made.analysis.reordered_distance, 2 * CHUNK);
 }
 
-/* Parts that complete one after the other can be sent so; merged ones cannot. */
-static void merged_parts_hide_nothing(void **state)
-{
-	struct made_up made;
-
-	(void)state;
-	make_in_order(&made);
-	made.read.part_count = 4;
-	for (uint32_t i = 0; i < 4; i++) {
-		made.parts[i] = (struct trace_part){ i * 4 * CHUNK, 4 * CHUNK, 0, 400 * (i + 1) };
-	}
-	analyse(&made);
-	assert_near(made.analysis.hidden_parts, 0.75);
-	/* In whatever order they complete. */
-	made.parts[0].completed_ns = 1600;
-	made.parts[3].completed_ns = 400;
-	analyse(&made);
-	assert_near(made.analysis.hidden_parts, 0.75);
-	for (uint32_t i = 0; i < 4; i++) {
-		made.parts[i].completed_ns = 1600;
-	}
-	analyse(&made);
-	assert_near(made.analysis.hidden_parts, 0);
-	assert_near(made.analysis.hidden_any, 15.0 / 16);
-}
-
-static void a_short_last_chunk_counts_its_bytes(void **state)
+TEST(a_short_last_chunk_counts_its_bytes)
 {
 	static const uint32_t looks[] = { 1, 2, 3 };
 	struct made_up made;
 
-	(void)state;
 	make(&made, looks, ARRAY_COUNT(looks), 400);
 	made.read.bytes = 2 * CHUNK + CHUNK / 2;
-	made.parts[0].bytes = made.read.bytes;
 	analyse(&made);
 	assert_int_equal(trace_chunk_bytes(&made.read, 2), CHUNK / 2);
 	assert_near(made.analysis.arrived[0], 0.4);
@@ -305,12 +256,11 @@ static void a_short_last_chunk_counts_its_bytes(void **state)
 }
 
 /* Random arrivals: what must hold for all of them. */
-static void chance_breaks_no_rule(void **state)
+TEST(chance_breaks_no_rule)
 {
 	struct made_up made;
 	uint32_t looks[MANY];
 
-	(void)state;
 	srandom(7);
 	for (int round = 0; round < 300; round++) {
 		uint32_t count = 1 + (uint32_t)random() % MANY;
@@ -339,25 +289,4 @@ static void chance_breaks_no_rule(void **state)
 			assert_true(held[i] > 0);
 		}
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(one_disk_is_one_stream),
-		cmocka_unit_test(two_disks_are_two_streams),
-		cmocka_unit_test(a_stripe_has_as_many_streams_as_members),
-		cmocka_unit_test(what_one_look_sees_has_no_order),
-		cmocka_unit_test(a_late_chunk_is_reordered_once),
-		cmocka_unit_test(from_the_end_every_chunk_is_a_stream),
-		cmocka_unit_test(the_number_of_streams_has_a_limit),
-		cmocka_unit_test(nothing_early_is_no_stream),
-		cmocka_unit_test(an_unseen_chunk_is_not_reordered),
-		cmocka_unit_test(a_chunk_seen_only_at_completion_is_reordered),
-		cmocka_unit_test(merged_parts_hide_nothing),
-		cmocka_unit_test(a_short_last_chunk_counts_its_bytes),
-		cmocka_unit_test(chance_breaks_no_rule),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

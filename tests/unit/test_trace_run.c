@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reads of "gmblock trace" that the kernel answers with "again", which are repeated, not for ever;
  * and signals, which end it with what was measured. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -17,12 +10,11 @@
 
 #include "lab/lab.h"
 #include "ring/ring.h"
+#include "unit.h"
 
 enum {
 	FILE_BYTES = 1 << 20,
 	READ_BYTES = 64 << 10,
-	PART_BYTES = 16 << 10,
-	PARTS = READ_BYTES / PART_BYTES,
 	COUNT = 3,
 };
 
@@ -32,7 +24,7 @@ static uint32_t answers_left;
 static uint32_t reads;
 /* A signal that comes as this read is submitted; 0: none. */
 static uint32_t signal_at;
-/* Another one that comes with the part after it; 0: none. */
+/* Another one that comes when the read is submitted again; 0: none. */
 static int signal_after;
 
 void __real_ring_read(struct ring *ring, struct ring_op *op, struct ring_file file,
@@ -57,7 +49,7 @@ void __wrap_ring_read(struct ring *ring, struct ring_op *op, struct ring_file fi
 	}
 }
 
-/* Traces one read of a file, of whose parts count are told error first. */
+/* Traces one read of a file, which is told error count times first. */
 static int trace(int error_told, uint32_t count, struct error *error)
 {
 	char path[] = "/tmp/gmblock-trace-XXXXXX";
@@ -68,7 +60,6 @@ static int trace(int error_told, uint32_t count, struct error *error)
 		.size_count = 1,
 		.count = 1,
 		.chunk_bytes = 4096,
-		.part_bytes = PART_BYTES,
 		.marker = UINT64_C(0x1234567887654321),
 		.cached = true,
 	};
@@ -82,13 +73,7 @@ static int trace(int error_told, uint32_t count, struct error *error)
 	reads = 0;
 	rc = trace_run(&work, &result, error);
 	if (rc == 0) {
-		const struct trace_read *read = &result.groups[0].reads[0];
-
-		assert_int_equal(read->part_count, READ_BYTES / PART_BYTES);
-		assert_int_equal(reads, read->part_count + count);
-		for (uint32_t i = 0; i < read->part_count; i++) {
-			assert_true(read->parts[i].completed_ns > 0);
-		}
+		assert_int_equal(reads, 1 + count);
 	}
 	trace_result_fini(&result);
 	close(fd);
@@ -96,12 +81,11 @@ static int trace(int error_told, uint32_t count, struct error *error)
 	return rc;
 }
 
-static void test_a_read_that_says_again_is_repeated(void **state)
+TEST(test_a_read_that_says_again_is_repeated)
 {
 	static const int codes[] = { -EAGAIN, -EINTR };
 	struct error error = { 0 };
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(codes); i++) {
 		for (uint32_t count = 1; count < 10; count++) {
 			assert_int_equal(trace(codes[i], count, &error), 0);
@@ -109,30 +93,28 @@ static void test_a_read_that_says_again_is_repeated(void **state)
 	}
 }
 
-static void test_but_not_for_ever(void **state)
+TEST(test_but_not_for_ever)
 {
 	static const int codes[] = { -EAGAIN, -EINTR };
 	struct error error = { 0 };
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(codes); i++) {
 		assert_int_equal(trace(codes[i], UINT32_MAX, &error), codes[i]);
 		assert_non_null(strstr(error.text, strerror(-codes[i])));
 	}
 }
 
-static void test_another_error_is_the_end_at_once(void **state)
+TEST(test_another_error_is_the_end_at_once)
 {
 	struct error error = { 0 };
 
-	(void)state;
 	assert_int_equal(trace(-EIO, 1, &error), -EIO);
-	assert_int_equal(reads, READ_BYTES / PART_BYTES);
+	assert_int_equal(reads, 1);
 }
 
-/* How many reads of each of two sizes are in the result when a signal comes as this part is
+/* How many reads of each of two sizes are in the result when a signal comes as this read is
  * submitted. */
-static void trace_until(uint32_t part, const uint32_t counts[2])
+static void trace_until(uint32_t read, const uint32_t counts[2])
 {
 	char path[] = "/tmp/gmblock-trace-XXXXXX";
 	int fd = mkstemp(path);
@@ -142,7 +124,6 @@ static void trace_until(uint32_t part, const uint32_t counts[2])
 		.size_count = 2,
 		.count = COUNT,
 		.chunk_bytes = 4096,
-		.part_bytes = PART_BYTES,
 		.marker = UINT64_C(0x1234567887654321),
 		.cached = true,
 	};
@@ -154,11 +135,11 @@ static void trace_until(uint32_t part, const uint32_t counts[2])
 	assert_int_equal(ftruncate(fd, FILE_BYTES), 0);
 	answers_left = 0;
 	reads = 0;
-	signal_at = part;
+	signal_at = read;
 	assert_int_equal(trace_run(&work, &result, &error), 0);
 	signal_at = 0;
 	assert_int_equal(result.read_count, counts[0] + counts[1]);
-	assert_int_equal(reads, (counts[0] + counts[1]) * PARTS);
+	assert_int_equal(reads, counts[0] + counts[1]);
 	assert_int_equal(result.interrupted, counts[0] + counts[1] < 2 * COUNT);
 	assert_int_equal(result.group_count, counts[1] > 0 ? 2 : 1);
 	for (uint32_t i = 0; i < result.group_count; i++) {
@@ -172,20 +153,18 @@ static void trace_until(uint32_t part, const uint32_t counts[2])
 	unlink(path);
 }
 
-static void test_a_signal_ends_it_after_the_read_under_way(void **state)
+TEST(test_a_signal_ends_it_after_the_read_under_way)
 {
-	(void)state;
 	trace_until(1, (uint32_t[]){ 1, 0 });
-	trace_until(PARTS + 2, (uint32_t[]){ 2, 0 });
-	trace_until(COUNT * PARTS, (uint32_t[]){ COUNT, 0 });
-	trace_until(COUNT * PARTS + 1, (uint32_t[]){ COUNT, 1 });
-	trace_until(2 * COUNT * PARTS, (uint32_t[]){ COUNT, COUNT });
+	trace_until(2, (uint32_t[]){ 2, 0 });
+	trace_until(COUNT, (uint32_t[]){ COUNT, 0 });
+	trace_until(COUNT + 1, (uint32_t[]){ COUNT, 1 });
+	trace_until(2 * COUNT, (uint32_t[]){ COUNT, COUNT });
 	trace_until(0, (uint32_t[]){ COUNT, COUNT });
 }
 
-static void test_a_signal_that_is_ignored_stays_so(void **state)
+TEST(test_a_signal_that_is_ignored_stays_so)
 {
-	(void)state;
 	assert_true(signal(SIGTERM, SIG_IGN) == SIG_DFL);
 	signal_at = 1;
 	assert_int_equal(trace(0, 0, NULL), 0);
@@ -203,19 +182,18 @@ static int end_of_two_signals(int second, bool ignored)
 		(void)signal(second, ignored ? SIG_IGN : SIG_DFL);
 		signal_at = 1;
 		signal_after = second;
-		_exit(trace(0, 0, NULL) == 0 ? 0 : 1);
+		_exit(trace(-EINTR, 1, NULL) == 0 ? 0 : 1);
 	}
 	assert_true(child > 0);
 	assert_int_equal(waitpid(child, &status, 0), child);
 	return status;
 }
 
-static void test_a_second_signal_ends_it_at_once(void **state)
+TEST(test_a_second_signal_ends_it_at_once)
 {
 	static const int numbers[] = { SIGINT, SIGTERM };
 	int status;
 
-	(void)state;
 	for (size_t i = 0; i < 2; i++) {
 		status = end_of_two_signals(numbers[i], false);
 		assert_true(WIFSIGNALED(status));
@@ -223,18 +201,4 @@ static void test_a_second_signal_ends_it_at_once(void **state)
 	}
 	/* One that was ignored before stays ignored. */
 	assert_int_equal(end_of_two_signals(SIGINT, true), 0);
-}
-
-int main(void)
-{
-	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_a_read_that_says_again_is_repeated),
-		cmocka_unit_test(test_but_not_for_ever),
-		cmocka_unit_test(test_another_error_is_the_end_at_once),
-		cmocka_unit_test(test_a_signal_ends_it_after_the_read_under_way),
-		cmocka_unit_test(test_a_signal_that_is_ignored_stays_so),
-		cmocka_unit_test(test_a_second_signal_ends_it_at_once),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
-#include "base/bytes.h"
 #include "base/turns.h"
+#include "unit.h"
 
 enum { MEMBERS = 4 };
 
@@ -72,11 +65,10 @@ static void serve(struct world *world, const char *tried, const char *takers)
 	turns_end(&world->turns, &round);
 }
 
-static void groups_take_turns_then_their_members(void **state)
+TEST(groups_take_turns_then_their_members)
 {
 	struct world world;
 
-	(void)state;
 	world_init(&world);
 	add(&world, "abcd");
 	serve(&world, "acdbacd", "acd"); /* each once */
@@ -86,11 +78,10 @@ static void groups_take_turns_then_their_members(void **state)
 	expect_order(&world, "abd");
 }
 
-static void a_try_in_vain_is_no_turn(void **state)
+TEST(a_try_in_vain_is_no_turn)
 {
 	struct world world;
 
-	(void)state;
 	world_init(&world);
 	add(&world, "abcd");
 	serve(&world, "abcd", "");
@@ -98,11 +89,10 @@ static void a_try_in_vain_is_no_turn(void **state)
 	expect_order(&world, "abcd");
 }
 
-static void who_got_something_stands_behind_who_did_not(void **state)
+TEST(who_got_something_stands_behind_who_did_not)
 {
 	struct world world;
 
-	(void)state;
 	world_init(&world);
 	add(&world, "abcd");
 	serve(&world, "abcdc", "c");
@@ -110,25 +100,12 @@ static void who_got_something_stands_behind_who_did_not(void **state)
 }
 
 /* a is tried in vain, and b gets something then, the last of all. */
-static void a_member_in_vain_does_not_bring_its_group_forward(void **state)
+TEST(a_member_in_vain_does_not_bring_its_group_forward)
 {
 	struct world world;
 
-	(void)state;
 	world_init(&world);
 	add(&world, "cdab");
 	serve(&world, "cdabcdb", "cdb");
 	expect_order(&world, "cdab");
-}
-
-int main(void)
-{
-	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(groups_take_turns_then_their_members),
-		cmocka_unit_test(a_try_in_vain_is_no_turn),
-		cmocka_unit_test(who_got_something_stands_behind_who_did_not),
-		cmocka_unit_test(a_member_in_vain_does_not_bring_its_group_forward),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

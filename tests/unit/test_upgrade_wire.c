@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The channel between the two processes of an upgrade (docs/protocol/upgrade.md). */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "server/upgrade/wire.h"
+#include "unit.h"
 
 static int create_channel(void **state)
 {
@@ -31,7 +25,7 @@ static int receive(int channel, struct upgrade_message *message)
 }
 
 /* A process that fails does not read what is still on its way to it. */
-static void test_reason_after_unread_messages(void **state)
+TEST_WITH(test_reason_after_unread_messages, create_channel, NULL)
 {
 	const int *ends = *state;
 	const struct upgrade_message unread = { .type = UPGRADE_PREPARE, .fd = -1 };
@@ -49,7 +43,7 @@ static void test_reason_after_unread_messages(void **state)
 	close(ends[0]);
 }
 
-static void test_end_without_reason(void **state)
+TEST_WITH(test_end_without_reason, create_channel, NULL)
 {
 	const int *ends = *state;
 	const struct upgrade_message unread = { .type = UPGRADE_PREPARE, .fd = -1 };
@@ -62,7 +56,7 @@ static void test_end_without_reason(void **state)
 	close(ends[0]);
 }
 
-static void test_state_folder(void **state)
+TEST_WITH(test_state_folder, create_channel, NULL)
 {
 	const int *ends = *state;
 	const struct upgrade_message bare = { .type = UPGRADE_STATE, .fd = -1 };
@@ -81,7 +75,7 @@ static void test_state_folder(void **state)
 }
 
 /* The largest number of descriptors; they arrive in their order. */
-static void test_descriptors_of_a_session(void **state)
+TEST_WITH(test_descriptors_of_a_session, create_channel, NULL)
 {
 	const int *ends = *state;
 	struct upgrade_message sent = { .type = UPGRADE_SESSION,
@@ -118,7 +112,7 @@ static void test_descriptors_of_a_session(void **state)
 }
 
 /* Only sessions have more than one. */
-static void test_too_many_descriptors(void **state)
+TEST_WITH(test_too_many_descriptors, create_channel, NULL)
 {
 	const int *ends = *state;
 	struct upgrade_message sent = { .type = UPGRADE_SESSION,
@@ -143,17 +137,4 @@ static void test_too_many_descriptors(void **state)
 	assert_int_equal(upgrade_parse(bytes, 8, 1, &message, &error), -EPROTO);
 	close(ends[0]);
 	close(ends[1]);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(test_reason_after_unread_messages, create_channel),
-		cmocka_unit_test_setup(test_end_without_reason, create_channel),
-		cmocka_unit_test_setup(test_state_folder, create_channel),
-		cmocka_unit_test_setup(test_descriptors_of_a_session, create_channel),
-		cmocka_unit_test_setup(test_too_many_descriptors, create_channel),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/export_uri.h"
 #include "base/uri.h"
+#include "unit.h"
 
 static struct export_uri parse(const char *text)
 {
@@ -50,9 +44,8 @@ static void check_tcp(const char *text, const char *host, uint16_t port, const c
 	export_uri_fini(&uri);
 }
 
-static void tcp_addresses(void **state)
+TEST(tcp_addresses)
 {
-	(void)state;
 	check_tcp("nbd://example.com", "example.com", 10809, "");
 	check_tcp("nbd://example.com/", "example.com", 10809, "");
 	check_tcp("nbd://example.com:", "example.com", 10809, "");
@@ -68,9 +61,8 @@ static void tcp_addresses(void **state)
 	check_tcp("nbd://host//etc", "host", 10809, "/etc");
 }
 
-static void export_names_are_decoded(void **state)
+TEST(export_names_are_decoded)
 {
-	(void)state;
 	check_tcp("nbd://h/a%20b%25c%3F%23", "h", 10809, "a b%c?#");
 	check_tcp("nbd://h/%C3%A9t%c3%a9", "h", 10809, "\xc3\xa9t\xc3\xa9");
 	check_tcp("nbd://h/a+b", "h", 10809, "a+b");
@@ -85,13 +77,12 @@ static void export_names_are_decoded(void **state)
 	refused("nbd://h/a#b", "%23");
 }
 
-static void export_name_length_is_limited(void **state)
+TEST(export_name_length_is_limited)
 {
 	char text[4096 + 16];
 	struct export_uri uri;
 	int head = snprintf(text, sizeof(text), "nbd://h/");
 
-	(void)state;
 	memset(text + head, 'x', 4096);
 	text[head + 4096] = '\0';
 	uri = parse(text);
@@ -102,11 +93,10 @@ static void export_name_length_is_limited(void **state)
 	refused(text, "4097 bytes");
 }
 
-static void unix_sockets(void **state)
+TEST(unix_sockets)
 {
 	struct export_uri uri = parse("nbd+unix:///disk?socket=/run/a%20b.sock");
 
-	(void)state;
 	assert_true(uri.is_unix);
 	assert_false(uri.tls);
 	assert_null(uri.host);
@@ -133,12 +123,11 @@ static void unix_sockets(void **state)
 	refused("nbd://host/?socket=/a", "nbd+unix");
 }
 
-static void gmb_has_parameters_of_its_own(void **state)
+TEST(gmb_has_parameters_of_its_own)
 {
 	struct export_uri uri = parse("gmb://host/a");
 	char text[80];
 
-	(void)state;
 	assert_string_equal(uri.protocol, "gmb");
 	assert_false(uri.is_unix);
 	assert_int_equal(uri.port, GMB_PORT_DEFAULT);
@@ -171,12 +160,11 @@ static void gmb_has_parameters_of_its_own(void **state)
 	refused("gmb://host?tls-type=psk", "only nbds and nbds+unix support");
 }
 
-static void tls_and_users(void **state)
+TEST(tls_and_users)
 {
 	struct export_uri uri = parse("nbds://al%40ice@host/x?tls-type=psk&tls-hostname=h;"
 				      "tls-verify-peer=0");
 
-	(void)state;
 	assert_true(uri.tls);
 	assert_string_equal(uri.user, "al@ice");
 	assert_string_equal(uri.host, "host");
@@ -209,11 +197,10 @@ static void tls_and_users(void **state)
 	refused("nbd+unix:///?socket=/s&tls-verify-peer=1", "only nbds and nbds+unix support");
 }
 
-static void files_are_told_apart(void **state)
+TEST(files_are_told_apart)
 {
 	struct export_uri uri = parse("nbds://h?tls-certificates=/p%20ki&tls-type=x509");
 
-	(void)state;
 	assert_string_equal(uri.tls_certificates, "/p ki");
 	assert_string_equal(uri.tls_type, "x509");
 	assert_true(export_uri_has_files(&uri));
@@ -227,7 +214,7 @@ static void files_are_told_apart(void **state)
 	export_uri_fini(&uri);
 }
 
-static void passwords_are_refused_and_not_repeated(void **state)
+TEST(passwords_are_refused_and_not_repeated)
 {
 	static const char *const texts[] = {
 		"nbds://al:secret@host/x",
@@ -238,7 +225,6 @@ static void passwords_are_refused_and_not_repeated(void **state)
 		"nbds://al:secret@host:wrong",
 	};
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(texts); i++) {
 		struct export_uri uri;
 		struct error error = { 0 };
@@ -265,13 +251,12 @@ static void check_host(const struct export_uri *uri, uint32_t idx, const char *h
 	assert_string_equal(one.export_name, uri->export_name);
 }
 
-static void several_hosts(void **state)
+TEST(several_hosts)
 {
 	struct export_uri uri = parse("nbds://al@one:7,[::1],10.0.0.2:,c%2Cd:9/x,y?tls-type=psk");
 	struct error error;
 	char text[200];
 
-	(void)state;
 	assert_int_equal(export_uri_hosts(&uri), 4);
 	assert_string_equal(uri.user, "al");
 	assert_string_equal(uri.export_name, "x,y");
@@ -311,21 +296,28 @@ static void several_hosts(void **state)
 	refused("vhost-user-blk+unix://a,b/x?socket=/s", "a Unix socket has no host");
 }
 
-static void malformed(void **state)
+TEST(malformed)
 {
-	(void)state;
 	refused("", "no scheme");
 	refused("disk.img", "no scheme; write nbd://disk.img for a host");
 	refused("[::1]:7", "no scheme; write nbd://[::1]:7 for a host");
 	refused("/tmp/s", "no scheme; for a Unix socket, write nbd+unix:///?socket=/tmp/s");
 	refused("unix:/tmp/s", "nbd+unix:///?socket=/tmp/s");
 	refused("nbd:unix:/tmp/s", "nbd+unix:///?socket=/tmp/s");
+	refused("nbd+unix:unix:/tmp/s", " nbd+unix:///?socket=/tmp/s");
 	refused("unix:s", "nbd+unix:///?socket=s");
-	refused("nbd:h:10809", "write nbd://h:10809 for a host");
+	refused("nbd:h:10809", "write nbd://h:10809");
 	refused("10900", "for a port, write nbd://127.0.0.1:10900,");
 	refused("65536", "write nbd://65536 for a host");
+	refused("storage/disk", "no scheme; write nbd://storage/disk for an export of a host, or");
+	refused("nbd:h", "'//' is missing after 'nbd:'; write nbd://h");
+	refused("NBD:h/disk", "write NBD://h/disk");
+	refused("nbds:/h/disk", "'//' is missing after 'nbds:'; write nbds://h/disk");
+	refused("nbd:h:10809:exportname=a", "; write nbd://HOST[:PORT]/EXPORT or");
+	refused("gmb+unix:/tmp/s", "; write gmb+unix:///?socket=/tmp/s");
 	/* Not worth a guess, or not to be shown. */
-	refused("nbd:h:10809:exportname=a", "no scheme; write nbd://HOST");
+	refused("nbd:", "'//' is missing after 'nbd:'; write nbd://HOST");
+	refused("nbd:a\\b", "'//' is missing after 'nbd:'; write nbd://HOST");
 	refused("a\\b", "no scheme; write nbd://HOST");
 	refused("http//x?y", "no scheme; write nbd://HOST");
 	refused("http://host", "'http'");
@@ -366,9 +358,8 @@ static void check_round_trip(const char *text, const char *wanted)
 	export_uri_fini(&uri);
 }
 
-static void formatting(void **state)
+TEST(formatting)
 {
-	(void)state;
 	check_round_trip("nbd://127.0.0.1", "nbd://127.0.0.1:10809");
 	check_round_trip("nbd://[::1]:5/a", "nbd://[::1]:5/a");
 	check_round_trip("nbd://[fe80::1%25lo]:5", "nbd://[fe80::1%25lo]:5");
@@ -392,12 +383,11 @@ static void check_parameter(const char **query, const char *name, const char *va
 }
 
 /* What a scheme means is not for the generic parser to know. */
-static void any_scheme(void **state)
+TEST(any_scheme)
 {
 	struct uri_parameter parameter;
 	struct uri uri;
 
-	(void)state;
 	assert_int_equal(
 		uri_parse("gmb://u%40x@[::1]:7/a%2Fb//c?provider=tcp;;x&y=%26", &uri, NULL), 0);
 	assert_string_equal(uri.scheme, "gmb");
@@ -427,9 +417,8 @@ static void any_scheme(void **state)
 	assert_int_equal(uri_parse("gmb+unix:///a", &uri, NULL), -EINVAL);
 }
 
-static void advice(void **state)
+TEST(advice)
 {
-	(void)state;
 	assert_non_null(strstr(uri_unix_advice("/s", -EPIPE), "connection limit"));
 	assert_non_null(strstr(uri_unix_advice("/s", -ECONNRESET), "connection limit"));
 	assert_non_null(strstr(uri_unix_advice("/s", -EPROTOTYPE), "nbd+unix"));
@@ -440,25 +429,4 @@ static void advice(void **state)
 	assert_null(uri_unix_advice("/s", -ENOMEM));
 	assert_non_null(strstr(uri_tcp_advice(-ECONNREFUSED), "address and port"));
 	assert_null(uri_tcp_advice(-ENOMEM));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(tcp_addresses),
-		cmocka_unit_test(export_names_are_decoded),
-		cmocka_unit_test(export_name_length_is_limited),
-		cmocka_unit_test(unix_sockets),
-		cmocka_unit_test(gmb_has_parameters_of_its_own),
-		cmocka_unit_test(tls_and_users),
-		cmocka_unit_test(files_are_told_apart),
-		cmocka_unit_test(passwords_are_refused_and_not_repeated),
-		cmocka_unit_test(several_hosts),
-		cmocka_unit_test(malformed),
-		cmocka_unit_test(formatting),
-		cmocka_unit_test(any_scheme),
-		cmocka_unit_test(advice),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Call eventfds of a session that another process takes over. */
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "unit.h"
 #include "vhost/server/session.h"
 
 enum { TURNS_MAX = 1000 };
@@ -24,7 +19,6 @@ static int set_up(void **state)
 	const struct ring_options options = { .entries = 8, .files_max = 8, .buffers_max = 8 };
 	struct error error;
 
-	(void)state;
 	if (ring_create(&options, &ring, &error) < 0) {
 		return -1;
 	}
@@ -37,7 +31,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-	(void)state;
 	ring_destroy(ring);
 	return 0;
 }
@@ -76,11 +69,10 @@ static void end(int fd)
 }
 
 /* The second signal is due when the first one is under way. */
-static void a_signal_is_not_lost(void **state)
+TEST(a_signal_is_not_lost)
 {
 	int fd = make_call(0);
 
-	(void)state;
 	vhost_event_signal(queue->call);
 	vhost_event_signal(queue->call);
 	assert_int_equal(counter_at_rest(fd), 2);
@@ -88,11 +80,10 @@ static void a_signal_is_not_lost(void **state)
 }
 
 /* The front end has stopped the queue. */
-static void a_signal_of_a_stopped_queue_is_not_lost(void **state)
+TEST(a_signal_of_a_stopped_queue_is_not_lost)
 {
 	int fd = make_call(EFD_NONBLOCK);
 
-	(void)state;
 	vhost_event_signal(queue->call);
 	vhost_event_signal(queue->call);
 	vhost_event_drop(&queue->call, true);
@@ -101,12 +92,11 @@ static void a_signal_of_a_stopped_queue_is_not_lost(void **state)
 }
 
 /* A front end that never reads its counter must not prevent an upgrade. */
-static void a_full_counter_is_not_waited_for(void **state)
+TEST(a_full_counter_is_not_waited_for)
 {
 	const uint64_t full = UINT64_MAX - 1;
 	int fd = make_call(0);
 
-	(void)state;
 	assert_int_equal(eventfd_write(fd, full), 0);
 	vhost_event_signal(queue->call);
 	vhost_event_signal(queue->call);
@@ -116,11 +106,5 @@ static void a_full_counter_is_not_waited_for(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_signal_is_not_lost),
-		cmocka_unit_test(a_signal_of_a_stopped_queue_is_not_lost),
-		cmocka_unit_test(a_full_counter_is_not_waited_for),
-	};
-
-	return cmocka_run_group_tests(tests, set_up, tear_down);
+	return unit_run(set_up, tear_down);
 }

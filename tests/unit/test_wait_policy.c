@@ -5,14 +5,9 @@
  * more, and takes wake_idle_ns when the client waits for it. Each wake-up costs the server
  * wake_cpu_ns of its CPU time.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "base/wait_policy.h"
+#include "unit.h"
 
 enum { CLIENT_NS = 9000, SERVER_NS = 4000, WAKE_NS = 4000, LATENCY_NS = 25000 };
 
@@ -101,11 +96,10 @@ static double share(const struct model *model, enum wait_way way)
 	return (double)model->turns_by_way[way] / (double)model->turns;
 }
 
-static void one_request_in_flight_never_gathers(void **state)
+TEST(one_request_in_flight_never_gathers)
 {
 	static const uint64_t wakes_ns[] = { 0, 5000, 30000 };
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(wakes_ns); i++) {
 		struct model model;
 
@@ -115,11 +109,10 @@ static void one_request_in_flight_never_gathers(void **state)
 	}
 }
 
-static void one_request_in_flight_spins_where_waking_is_dear(void **state)
+TEST(one_request_in_flight_spins_where_waking_is_dear)
 {
 	struct model model;
 
-	(void)state;
 	model_start(&model, 1, 30000);
 	run(&model, 10000);
 	assert_true(share(&model, WAIT_SPIN) > 0.85);
@@ -127,21 +120,19 @@ static void one_request_in_flight_spins_where_waking_is_dear(void **state)
 	assert_true(share(&model, WAIT_SPIN) > 0.98);
 }
 
-static void one_request_in_flight_sleeps_where_waking_is_cheap(void **state)
+TEST(one_request_in_flight_sleeps_where_waking_is_cheap)
 {
 	struct model model;
 
-	(void)state;
 	model_start(&model, 1, 2000);
 	run(&model, 2000000);
 	assert_true(share(&model, WAIT_SPIN) < 0.02);
 }
 
-static void a_lost_trial_is_void_when_waking_becomes_dear(void **state)
+TEST(a_lost_trial_is_void_when_waking_becomes_dear)
 {
 	struct model model;
 
-	(void)state;
 	model_start(&model, 1, 0);
 	run(&model, 1000000);
 	assert_true(share(&model, WAIT_SPIN) < 0.02);
@@ -150,11 +141,10 @@ static void a_lost_trial_is_void_when_waking_becomes_dear(void **state)
 	assert_true(share(&model, WAIT_SPIN) > 0.8);
 }
 
-static void who_may_not_spin_sleeps_or_gathers(void **state)
+TEST(who_may_not_spin_sleeps_or_gathers)
 {
 	struct model model;
 
-	(void)state;
 	model_start(&model, 1, 30000);
 	model.wait_policy.may_spin = false;
 	run(&model, 1000000);
@@ -170,22 +160,20 @@ static void who_may_not_spin_sleeps_or_gathers(void **state)
 	assert_int_equal(model.turns_by_way[WAIT_BLOCK], model.turns);
 }
 
-static void polling_must_be_worth_its_cpu_time(void **state)
+TEST(polling_must_be_worth_its_cpu_time)
 {
 	struct model model;
 
-	(void)state;
 	model_start(&model, 1, 30000);
 	model.wake_cpu_ns = 1000; /* a wake-up takes long, but the CPU is free meanwhile */
 	run(&model, 1000000);
 	assert_true(share(&model, WAIT_SPIN) < 0.02);
 }
 
-static void several_requests_in_flight_spin_if_they_come_through_memory(void **state)
+TEST(several_requests_in_flight_spin_if_they_come_through_memory)
 {
 	static const uint32_t depths[] = { 2, 16, 64 };
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(depths); i++) {
 		struct model model;
 
@@ -209,12 +197,11 @@ static void run_until_held(struct model *model, enum wait_way way)
 
 /* No turn polls after one in which another thread took the CPU. The next time is later and later.
  */
-static void another_thread_on_the_cpu_ends_polling(void **state)
+TEST(another_thread_on_the_cpu_ends_polling)
 {
 	uint64_t blocked_max = 0;
 	struct model model;
 
-	(void)state;
 	model_start(&model, 1, 30000);
 	for (int i = 0; i < 6; i++) {
 		uint64_t done;
@@ -239,11 +226,10 @@ static void another_thread_on_the_cpu_ends_polling(void **state)
 }
 
 /* A crowded CPU says nothing against waiting for a batch. */
-static void a_crowded_cpu_leaves_batches(void **state)
+TEST(a_crowded_cpu_leaves_batches)
 {
 	struct model model;
 
-	(void)state;
 	model_start(&model, 64, 30000);
 	for (int i = 0; i < 2000000; i++) {
 		model.was_crowded = model.way == WAIT_SPIN;
@@ -253,11 +239,10 @@ static void a_crowded_cpu_leaves_batches(void **state)
 }
 
 /* Pauses between bursts that are shorter than a trial neither begin it anew nor end it. */
-static void short_bursts_are_judged(void **state)
+TEST(short_bursts_are_judged)
 {
 	struct model model;
 
-	(void)state;
 	model_start(&model, 1, 2000); /* polling gains nothing */
 	for (int burst = 0; burst < 1000; burst++) {
 		uint64_t end_ns = model.now_ns + 20000000;
@@ -272,11 +257,10 @@ static void short_bursts_are_judged(void **state)
 }
 
 /* A few requests through memory do not keep the others from waiting for a batch. */
-static void batches_beside_requests_through_memory(void **state)
+TEST(batches_beside_requests_through_memory)
 {
 	struct model model;
 
-	(void)state;
 	model_start(&model, 64, 30000);
 	for (int i = 0; i < 200000; i++) {
 		model.by_source = i % 10 == 0;
@@ -285,11 +269,10 @@ static void batches_beside_requests_through_memory(void **state)
 	assert_true(share(&model, WAIT_BATCH) > 0.8);
 }
 
-static void other_traffic_ends_polling(void **state)
+TEST(other_traffic_ends_polling)
 {
 	static const uint64_t pauses_ns[] = { 200000, 2000 }; /* much slower, much faster */
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(pauses_ns); i++) {
 		struct model model;
 		uint32_t turns = 0;
@@ -306,14 +289,13 @@ static void other_traffic_ends_polling(void **state)
 }
 
 /* Who comes after those who had many in flight does not wait for their company. */
-static void gathering_ends_when_there_is_nothing_to_gather(void **state)
+TEST(gathering_ends_when_there_is_nothing_to_gather)
 {
 	static const struct {
 		bool is_trying;
 		bool may_spin;
 	} cases[] = { { false, true }, { false, false }, { true, true }, { true, false } };
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(cases); i++) {
 		struct model model;
 
@@ -334,9 +316,8 @@ static void gathering_ends_when_there_is_nothing_to_gather(void **state)
 	}
 }
 
-static void few_requests_in_flight_hardly_gather(void **state)
+TEST(few_requests_in_flight_hardly_gather)
 {
-	(void)state;
 	for (uint32_t depth = 2; depth <= 4; depth++) {
 		struct model model;
 
@@ -346,9 +327,8 @@ static void few_requests_in_flight_hardly_gather(void **state)
 	}
 }
 
-static void many_requests_in_flight_mostly_gather(void **state)
+TEST(many_requests_in_flight_mostly_gather)
 {
-	(void)state;
 	for (uint32_t depth = 32; depth <= 64; depth += 32) {
 		struct model model;
 
@@ -358,14 +338,13 @@ static void many_requests_in_flight_mostly_gather(void **state)
 	}
 }
 
-static void a_pause_in_the_traffic_is_slept_through(void **state)
+TEST(a_pause_in_the_traffic_is_slept_through)
 {
 	static const struct {
 		uint32_t depth;
 		enum wait_way way;
 	} ways[] = { { 64, WAIT_BATCH }, { 1, WAIT_SPIN } };
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(ways); i++) {
 		struct model model;
 
@@ -386,11 +365,10 @@ static void a_pause_in_the_traffic_is_slept_through(void **state)
 }
 
 /* With 30 requests a second no window is ever whole: a trial or a result from busier times ends. */
-static void few_requests_a_second_are_slept_for(void **state)
+TEST(few_requests_a_second_are_slept_for)
 {
 	static const uint32_t depths[] = { 1, 64 };
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(depths); i++) {
 		for (int is_trying = 0; is_trying <= 1; is_trying++) {
 			struct model model;
@@ -409,29 +387,4 @@ static void few_requests_a_second_are_slept_for(void **state)
 			assert_int_equal(model.way, WAIT_BLOCK);
 		}
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(one_request_in_flight_never_gathers),
-		cmocka_unit_test(one_request_in_flight_spins_where_waking_is_dear),
-		cmocka_unit_test(one_request_in_flight_sleeps_where_waking_is_cheap),
-		cmocka_unit_test(a_lost_trial_is_void_when_waking_becomes_dear),
-		cmocka_unit_test(who_may_not_spin_sleeps_or_gathers),
-		cmocka_unit_test(polling_must_be_worth_its_cpu_time),
-		cmocka_unit_test(several_requests_in_flight_spin_if_they_come_through_memory),
-		cmocka_unit_test(another_thread_on_the_cpu_ends_polling),
-		cmocka_unit_test(a_crowded_cpu_leaves_batches),
-		cmocka_unit_test(short_bursts_are_judged),
-		cmocka_unit_test(batches_beside_requests_through_memory),
-		cmocka_unit_test(other_traffic_ends_polling),
-		cmocka_unit_test(gathering_ends_when_there_is_nothing_to_gather),
-		cmocka_unit_test(few_requests_in_flight_hardly_gather),
-		cmocka_unit_test(many_requests_in_flight_mostly_gather),
-		cmocka_unit_test(a_pause_in_the_traffic_is_slept_through),
-		cmocka_unit_test(few_requests_a_second_are_slept_for),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,16 +3,9 @@
  * Workers for what may block for ever: one owner of such work delays nothing but its own, and
  * descriptors of strangers are closed whatever the strangers have set.
  */
-#include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <sched.h>
 #include <semaphore.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -20,10 +13,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/rights.h"
 #include "base/work.h"
+#include "sockets.h"
+#include "unit.h"
 
 enum { ALICE = 1001, BOB, CAROL, DAVE /* and those behind */ };
 
@@ -84,7 +77,7 @@ static void wait_for_earlier_work(uid_t owner)
 	}
 }
 
-static void an_owner_delays_only_its_own_work(void **state)
+TEST(an_owner_delays_only_its_own_work)
 {
 	enum { COUNT = 2 * WORKERS_IN_DOUBT_MAX };
 	struct blocked hers[COUNT];
@@ -141,7 +134,7 @@ static uint32_t fill_room(uid_t user)
 	return count;
 }
 
-static void what_waits_to_be_closed_is_bounded(void **state)
+TEST(what_waits_to_be_closed_is_bounded)
 {
 	struct blocked blocked[WORKERS_OF_OWNER_MAX];
 
@@ -178,7 +171,7 @@ static void crowd_end(struct crowd *crowd)
 }
 
 /* Several users together leave as much room as each of them has taken. */
-static void who_comes_last_has_room(void **state)
+TEST(who_comes_last_has_room)
 {
 	enum { USERS = 2 * DISPOSE_ALL_MAX / DISPOSE_OF_OWNER_MAX };
 	struct crowd crowd;
@@ -215,7 +208,7 @@ static int open_listener(void)
 
 /* Connections that end have no limit, and one user's keep nobody else out, unless descriptors
  * cannot be refused. */
-static void one_user_leaves_room_to_others(void **state)
+TEST(one_user_leaves_room_to_others)
 {
 	int listener = open_listener();
 	struct crowd crowd;
@@ -245,7 +238,7 @@ static bool is_open(int fd)
 }
 
 /* What libclan's peers send waits for nobody who sends other files. */
-static void memory_is_closed_beside_doubt(void **state)
+TEST(memory_is_closed_beside_doubt)
 {
 	int fd = memfd_create("memory", MFD_CLOEXEC);
 	struct crowd crowd;
@@ -259,31 +252,7 @@ static void memory_is_closed_beside_doubt(void **state)
 	crowd_end(&crowd);
 }
 
-/* A socket whose closing waits for an hour for its peer, which reads nothing. */
-static int lingering_socket(int *peer_out)
-{
-	static const struct linger linger = { .l_onoff = 1, .l_linger = 3600 };
-	struct sockaddr_in address = { .sin_family = AF_INET };
-	socklen_t length = sizeof(address);
-	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	uint8_t bytes[4096] = { 0 };
-
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	assert_int_equal(bind(listener, (struct sockaddr *)&address, length), 0);
-	assert_int_equal(listen(listener, 1), 0);
-	assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &length), 0);
-	assert_int_equal(connect(fd, (struct sockaddr *)&address, length), 0);
-	*peer_out = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-	assert_true(*peer_out >= 0);
-	close(listener);
-	while (send(fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
-	}
-	assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)), 0);
-	return fd;
-}
-
-static void sockets_that_linger_are_closed(void **state)
+TEST(sockets_that_linger_are_closed)
 {
 	int peers[2 * WORKERS_OF_OWNER_MAX];
 
@@ -294,30 +263,6 @@ static void sockets_that_linger_are_closed(void **state)
 	for (int i = 0; i < 2 * WORKERS_OF_OWNER_MAX; i++) {
 		close(peers[i]);
 	}
-}
-
-static bool try_to_pass(int socket, int fd, const char *text, int flags)
-{
-	_Alignas(struct cmsghdr) uint8_t control[CMSG_SPACE(sizeof(int))] = { 0 };
-	struct iovec iov = { .iov_base = (void *)(uintptr_t)text, .iov_len = strlen(text) };
-	struct msghdr message = {
-		.msg_iov = &iov,
-		.msg_iovlen = 1,
-		.msg_control = control,
-		.msg_controllen = sizeof(control),
-	};
-	struct cmsghdr *part = (struct cmsghdr *)(void *)control;
-
-	part->cmsg_level = SOL_SOCKET;
-	part->cmsg_type = SCM_RIGHTS;
-	part->cmsg_len = CMSG_LEN(sizeof(int));
-	memcpy(CMSG_DATA(part), &fd, sizeof(int));
-	return sendmsg(socket, &message, flags) == (ssize_t)iov.iov_len;
-}
-
-static void pass(int socket, int fd, const char *text, int flags)
-{
-	assert_true(try_to_pass(socket, fd, text, flags));
 }
 
 static void what_was_not_received_is_closed(int type, int flags)
@@ -331,7 +276,7 @@ static void what_was_not_received_is_closed(int type, int flags)
 		for (int j = 0; j < 2; j++) {
 			int fd = lingering_socket(&peers[i][j]);
 
-			pass(ends[0], fd, j == 0 ? "one" : "2", j == 0 ? 0 : flags);
+			assert_true(pass_fd(ends[0], fd, j == 0 ? "one" : "2", j == 0 ? 0 : flags));
 			close(fd); /* not the last of it */
 		}
 		dispose_socket(ends[1], CAROL, false);
@@ -344,7 +289,7 @@ static void what_was_not_received_is_closed(int type, int flags)
 	}
 }
 
-static void what_a_socket_holds_is_closed(void **state)
+TEST(what_a_socket_holds_is_closed)
 {
 	what_was_not_received_is_closed(SOCK_SEQPACKET, 0);
 	what_was_not_received_is_closed(SOCK_STREAM, 0);
@@ -364,7 +309,7 @@ static void connect_to(int listener, int ends[2])
 }
 
 /* A connection that was not permitted to carry descriptors is closed at once, whatever was sent. */
-static void refused_connections_do_not_wait(void **state)
+TEST(refused_connections_do_not_wait)
 {
 	int listener = open_listener();
 	struct crowd crowd;
@@ -381,7 +326,7 @@ static void refused_connections_do_not_wait(void **state)
 			rights_permit(ends[1]);
 		}
 		assert_int_equal(
-			try_to_pass(ends[0], STDERR_FILENO, "a file", 0), permitted || !can_refuse);
+			pass_fd(ends[0], STDERR_FILENO, "a file", 0), permitted || !can_refuse);
 		while (send(ends[0], "a text", 6, MSG_DONTWAIT) == 6) {
 		}
 		dispose_socket(ends[1], ALICE, false);
@@ -393,7 +338,7 @@ static void refused_connections_do_not_wait(void **state)
 }
 
 /* An end that holds no descriptors is closed at once, whatever messages it holds; others wait. */
-static void ends_without_descriptors_do_not_wait(void **state)
+TEST(ends_without_descriptors_do_not_wait)
 {
 	enum { HOLDS_NOTHING, HOLDS_TEXT, HOLDS_FILES, KINDS };
 	int ends[KINDS][2];
@@ -408,7 +353,7 @@ static void ends_without_descriptors_do_not_wait(void **state)
 			assert_int_equal(send(ends[kind][0], "", 0, 0), 0);
 		}
 		if (kind == HOLDS_FILES) {
-			pass(ends[kind][0], STDERR_FILENO, "a file", 0);
+			assert_true(pass_fd(ends[kind][0], STDERR_FILENO, "a file", 0));
 		}
 		dispose_socket(ends[kind][1], ALICE, false);
 		assert_int_equal(is_open(ends[kind][1]), kind == HOLDS_FILES);
@@ -424,18 +369,6 @@ static void ends_without_descriptors_do_not_wait(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(an_owner_delays_only_its_own_work),
-		cmocka_unit_test(what_waits_to_be_closed_is_bounded),
-		cmocka_unit_test(who_comes_last_has_room),
-		cmocka_unit_test(memory_is_closed_beside_doubt),
-		cmocka_unit_test(one_user_leaves_room_to_others),
-		cmocka_unit_test(ends_without_descriptors_do_not_wait),
-		cmocka_unit_test(refused_connections_do_not_wait),
-		cmocka_unit_test(sockets_that_linger_are_closed),
-		cmocka_unit_test(what_a_socket_holds_is_closed),
-	};
-
 	raise_file_limit();
-	return cmocka_run_group_tests_name("work", tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

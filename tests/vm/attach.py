@@ -2,11 +2,14 @@
 """attach.py GMBLOCK KERNEL KIND: gmblock attach makes a disk in the guest's kernel (KIND is ublk or
 nbd, or ublk-gmb: ublk over gmb and vhost-user-blk). A file system on it survives a server that is killed and started
 again, with no error in the guest, and is whole after another attachment."""
+import os
 import sys
 
 import testing
 
 GMBLOCK, KERNEL = sys.argv[1:3]
+FUNCTIONAL = os.path.join(testing.HERE, "..", "functional")
+PYTHON = "/usr/lib/python3.11"
 KIND, _, GMB = sys.argv[3].partition("-")
 SCHEME = "gmb+unix" if GMB else "nbd+unix"
 MODULE = {"ublk": "ublk_drv", "nbd": "nbd"}[KIND]
@@ -249,7 +252,18 @@ serve_at() # PORT FILE
 truncate -s 192M /dev/shm/other.img
 serve_at 10801 $what
 disk=$(gmblock attach --$kind $hosts:10801,127.0.0.1:10802/)
-test $kind != nbd || test "$(cat /sys/block/${disk#/dev/}/queue/io_timeout)" = 60000
+if [ $kind = nbd ]; then
+	queue=/sys/block/${disk#/dev/}/queue
+	test "$(cat $queue/io_timeout)" = 60000
+	test "$(cat $queue/write_zeroes_max_bytes)" = 0
+	test "$(cat $queue/discard_max_bytes)" = 33554432
+	# The driver does not reset the limit of an earlier disk of a device.
+	gmblock attach --nbd --device 5 $hosts:10801
+	gmblock detach /dev/nbd5
+	test "$(cat /sys/block/nbd5/queue/write_zeroes_max_bytes)" -gt 0
+	refused "nbd5 was used before" gmblock attach --nbd --device 5 $hosts:10801,127.0.0.1:10802/
+	gmblock detach $(gmblock attach --nbd --device 6 $hosts:10801,127.0.0.1:10802/)
+fi
 gmblock detach $disk
 # nbd replays a request that was lost with a connection only after --slow-timeout.
 disk=$(gmblock attach --$kind $patient --slow-timeout 5s $hosts:10801,127.0.0.1:10802/)
@@ -267,8 +281,41 @@ wait $writer
 gmblock attach --list | grep "connected to 127.0.0.1:10802"
 dd if=$disk bs=64k count=64 iflag=direct | cmp - /tmp/data
 test "$(du -k /dev/shm/other.img | cut -f1)" = 0
+
+# The disk of the host in use is the one that counts, also if it was replaced there.
+away
+dd if=$what of=/dev/shm/new.img bs=64k count=64
+truncate -s 192M /dev/shm/new.img
+mv /dev/shm/new.img $what
+serve_at 10802 $what
+dd if=/tmp/data of=$disk bs=64k count=1 oflag=direct
+away
+dd if=/tmp/data of=$disk bs=64k count=1 oflag=direct &
+writer=$!
+serve_at 10801 $what
+wait $writer
+gmblock attach --list | grep "connected to 127.0.0.1:10801"
 gmblock detach $disk
 head -c 4194304 $what | cmp - /tmp/data
+
+# After a stop, the connections are replaced, so that the server confirms the lease.
+if [ $kind = nbd ]; then
+	disk=$(gmblock attach --nbd --exclusive --lease-timeout 10s --connect-timeout 1s $hosts:10801,127.0.0.1:10802/)
+	daemon=$(pid_of)
+	kill -STOP $daemon
+	sleep 6
+	kill -CONT $daemon
+	until dmesg | sed -n '/was stopped or paused/,$p' | grep "$disk: reconnected"; do kill -0 $daemon; sleep 0.05; done
+	dd if=/tmp/data of=$disk bs=64k count=1 oflag=direct
+	gmblock detach $disk
+fi
+
+# A range whose zeroing takes longer than the time limit of a request.
+away
+serve_at 10801 "--export =$what,pace=4M"
+disk=$(gmblock attach --$kind $patient --slow-timeout 5s $hosts:10801,127.0.0.1:10802/)
+timeout 120 /usr/bin/fallocate --zero-range --length 32M $disk
+gmblock detach $disk
 
 # What a server had in its memory only is gone with it, and is not read as zeroes.
 away
@@ -295,6 +342,85 @@ dd if=/dev/zero of=$disk bs=64k count=1 conv=fsync
 ! dmesg | grep -e "timed out" -e "was lost" -e "lost a connection"
 gmblock attach --list --json | grep '"state": "connected"'
 gmblock detach $disk
+"""
+
+# A server that closes each connection after the handshake gets connections at growing intervals.
+SHORT = r"""#!/usr/bin/python3
+import subprocess
+import threading
+import time
+
+from fake_server import GO, UNSUP, FakeServer
+
+times = []
+closing = threading.Event()
+
+
+def script(dialogue):
+    times.append(time.monotonic())
+    dialogue.greet()
+    while dialogue.option()[0] != GO:
+        dialogue.reply(dialogue.asked, UNSUP)
+    dialogue.info_export()
+    dialogue.ack()
+    closing.wait()
+
+
+with FakeServer(script) as server:
+    disk = subprocess.run(["/lab/gmblock", "attach", "--nbd", server.uri()], stdout=subprocess.PIPE, text=True,
+                          check=True).stdout.strip()
+    closing.set()
+    while len(times) < 8:
+        time.sleep(0.05)
+    subprocess.run(["/lab/gmblock", "detach", "--force", disk], check=True)
+assert not server.failures, server.failures
+expected = 0.05
+for before, after in zip(times[1:], times[2:]):
+    assert after - before >= expected, times
+    # A connection that has lasted for 2 s, on a busy machine, is a success.
+    expected = 0.05 if after - before >= 2 else min(2 * expected, 2)
+"""
+
+# The second connection of a disk ends while the server answers that it has no such export any more.
+LATE_END = r"""#!/usr/bin/python3
+import os
+import subprocess
+import time
+
+from relay import DOWN, Relay
+
+
+def gmblock(*words):
+    return subprocess.run(["/lab/gmblock", *words], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+def serve(port, *words):
+    server = subprocess.Popen(["/lab/gmblock", "serve", "--listen", f"nbd://127.0.0.1:{port}", "--control", f"/tmp/{port}",
+                               *words], stdout=subprocess.PIPE)
+    assert server.stdout.readline()
+
+
+with open("/dev/shm/disk.img", "wb") as image:
+    image.truncate(16 << 20)
+serve(10801, "--export", "spare=memory:1M", "--export", "disk=/dev/shm/disk.img")
+relay = Relay(10801)
+disk = gmblock("attach", "--nbd", "--connections", "2", f"nbd://127.0.0.1:{relay.place},127.0.0.1:10802/disk")
+relay.hold(1, DOWN)
+gmblock("export", "remove", "disk", "--server", "/tmp/10801")
+serve(10802, "--export", "disk=/dev/shm/disk.img")
+while "no export named" not in gmblock("attach", "--list"):
+    time.sleep(0.05)
+relay.release(1)
+while "connected to 127.0.0.1:10802" not in gmblock("attach", "--list"):
+    time.sleep(0.05)
+file = os.open(disk, os.O_RDWR)
+os.pwrite(file, b"moved", 4096)
+os.fsync(file)
+os.close(file)
+gmblock("detach", disk)
+with open("/dev/shm/disk.img", "rb") as image:
+    assert os.pread(image.fileno(), 5, 4096) == b"moved"
+subprocess.run(["killall", "gmblock"], check=True)
 """
 
 # Only ublk devices wait for another daemon.
@@ -324,8 +450,9 @@ def run(script, scheme=SCHEME):
     with lab:
         script = script.replace("KIND", KIND).replace("SCHEME", scheme).replace("GROWS", GROWS)
         guest = lab.guest("guest", KERNEL, script,
-                          files=[(GMBLOCK, "/lab/gmblock")], load=[MODULE], modules=["ext4"],
-                          programs=["mkfs.ext4", "e2fsck"])
+                          files=[(GMBLOCK, "/lab/gmblock"), (PYTHON, PYTHON),
+                                 *((f"{FUNCTIONAL}/{name}", f"/lab/{name}") for name in ("fake_server.py", "relay.py"))],
+                          load=[MODULE], modules=["ext4"], programs=["mkfs.ext4", "e2fsck", "fallocate", "python3"])
         lab.start()
         testing.finish(lab)
         return lab.story(), {name: read(f"{guest.results}/{name}")
@@ -368,6 +495,14 @@ def test_a_flush_slower_than_the_time_limit():
     run(SLOW)
 
 
+def test_a_server_that_closes_connections():
+    run(SHORT)
+
+
+def test_a_connection_that_ends_late():
+    run(LATE_END)
+
+
 def test_another_daemon_takes_over():
     run(TAKE_OVER)
 
@@ -375,4 +510,5 @@ def test_another_daemon_takes_over():
 testing.main(test_a_file_system_survives_a_killed_server, test_the_daemon_and_its_end,
              test_a_server_that_is_away, test_a_flush_slower_than_the_time_limit,
              *([test_another_daemon_takes_over] if KIND == "ublk" else []),
+             *([test_a_server_that_closes_connections, test_a_connection_that_ends_late] if KIND == "nbd" else []),
              *([test_a_file_system_over_vhost] if GMB else []))

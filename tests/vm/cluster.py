@@ -118,6 +118,20 @@ upgrade()
 	gmblock upgrade >/tmp/upgraded
 	sed -n 's/^process \([0-9]*\) is now serving.*/\1/p' /tmp/upgraded >/tmp/server
 }
+# Another server, of a disk of its own.
+serve_moving() # PORT
+{
+	gmblock serve --export moving=/tmp/moving.img --listen nbd://0.0.0.0:$1 --control /tmp/control.$1 \
+		--state-folder /tmp/state.$1 >/tmp/uri.$1 2>>/tmp/server.log &
+	echo $! >/tmp/moving
+	until [ -s /tmp/uri.$1 ]; do kill -0 $! || { tail /tmp/server.log; return 1; }; sleep 0.1; done
+}
+kill_moving()
+{
+	kill -9 $(cat /tmp/moving)
+	while grep -qs . /proc/$(cat /tmp/moving)/cmdline; do sleep 0.1; done
+	rm -f /tmp/uri.*
+}
 # The operations of a node that stores have completed.
 operations() # NODE
 {
@@ -138,6 +152,7 @@ def prepare(cluster):
 def exercise(cluster, title, check):
     """Both nodes use the file system of this section; check: the command that finds its faults."""
     cluster.follow(title)
+    cluster.on("alpha", "touch /shared/lock /shared/records")  # OCFS2 answers EEXIST if two nodes create a file at once
     cluster.on_nodes(f"append {RECORDS}")
     cluster.on_nodes(f"check_records {RECORDS}")
     cluster.on_both(f"meet {title} {ROUNDS} beta", f"meet {title} {ROUNDS} alpha")
@@ -148,6 +163,23 @@ def exercise(cluster, title, check):
     cluster.on_nodes("more_work 2; end_work; no_errors")
     cluster.on_nodes("umount /shared")
     cluster.on("beta", check)
+
+
+def test_a_paused_node(cluster):
+    """Its clock stands still while another node has the lease at the first server. The second server does not know this."""
+    cluster.on("storage", "truncate -s 1M /tmp/moving.img; mkdir /tmp/state.1001 /tmp/state.1002; serve_moving 1001")
+    cluster.on("alpha", "gmblock attach --device 5 --exclusive --lease-timeout 10s nbd://storage:1001,storage:1002/moving")
+    cluster.guest("alpha").pause()
+    cluster.on("storage", "kill_moving; serve_moving 1001")  # the time of the lease begins
+    cluster.on("beta", "until gmblock attach --device 5 --exclusive nbd://storage:1001/moving 2>/tmp/reason; do\n"
+                       "\tgrep 'has the exclusive lease' /tmp/reason; sleep 0.5\ndone\n"
+                       "yes beta | dd of=/dev/ublkb5 bs=4k count=1 iflag=fullblock oflag=direct; gmblock detach /dev/ublkb5")
+    cluster.on("storage", "kill_moving; serve_moving 1002")
+    cluster.guest("alpha").resume()
+    cluster.on("alpha", "fails dd if=/dev/zero of=/dev/ublkb5 bs=4k count=1 oflag=direct\n"
+                        "gmblock attach --list | grep 'has lost its lease'; gmblock detach --force /dev/ublkb5\n"
+                        "dmesg -c >/dev/null")  # it has I/O errors of the lost disk, see no_errors
+    cluster.on("storage", "test $(head -c 4 /tmp/moving.img) = beta; kill_moving")
 
 
 def test_ocfs2(cluster):
@@ -211,7 +243,7 @@ def test_the_cluster():
     with testing.laboratory(TIME_LIMIT) as lab:
         cluster = Cluster(lab, KERNEL, GMBLOCK, AGENT, {"disks": [DISK_BYTES]}, storage_common=SERVER, node_common=NODE)
         prepare(cluster)
-        for test in (test_ocfs2, test_gfs2, test_a_node_stops_in_mid_write, test_the_fence_lasts,
+        for test in (test_a_paused_node, test_ocfs2, test_gfs2, test_a_node_stops_in_mid_write, test_the_fence_lasts,
                      test_the_journal_was_replayed, test_a_disk_that_does_not_answer):
             began = time.monotonic()
             test(cluster)

@@ -60,6 +60,7 @@ exec python3 -u /lab/disks.py sda sdb sdc sdd sdd1
 
 DISKS_PY = r"""
 import contextlib
+import ctypes
 import errno
 import fcntl
 import json
@@ -71,15 +72,17 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 
 import nbdmini
+import vhost_tool
 
 ONE, TWO, THREE, OTHER, PARTITION = sys.argv[1:6]
 BLOCK = 4096
 REGISTER, RESERVE, CLEAR, READ_RESERVATION = 0x401870c8, 0x401070c9, 0x401070cd, 0x801070cf
 BLKRRPART = 0x125f
 IGNORE_KEY = 1
-REGISTRANTS_ONLY = 3
+REGISTRANTS_ONLY, ALL_REGISTRANTS = 3, 5
 CONFLICT = 0x18
 OPT_LIST_META_CONTEXT = 9
 OFD_SETLK, WRITER_OFFSET = 37, (1 << 63) - 1 - 3  # the mark of a server that writes, docs/design/0006
@@ -90,13 +93,13 @@ class Server:
     # A server of one path.
     count = 0
 
-    def __init__(self, *exports, threads=2, arguments=()):
+    def __init__(self, *exports, threads=2, arguments=(), prefix=()):
         Server.count += 1
         self.name = f"/tmp/server{Server.count}"
         self.exports = exports
-        if not ONE.startswith("nvme"):
+        if not ONE.startswith("nvme") and not prefix:
             arguments = ["--sandbox", "off", *arguments]  # without it, this kernel does not permit to read reservations
-        self.arguments = ["gmblock", "serve", "--threads", str(threads), "--control", self.name + ".control",
+        self.arguments = [*prefix, "gmblock", "serve", "--threads", str(threads), "--control", self.name + ".control",
                           "--listen", f"nbd://127.0.0.1:{7000 + Server.count}", *arguments]
         for export in exports:
             self.arguments += ["--export", export]
@@ -163,10 +166,12 @@ def export(path, kind="reservation", name="disk"):
 
 
 @contextlib.contextmanager
-def volume(name, uuid, table):
+def volume(name, uuid, *segments):
     # A device-mapper device of 4 MiB.
-    words = ["dmsetup", "create", "--noudevsync", "volume-" + name, "--uuid", uuid, "--table", "0 8192 " + table]
-    subprocess.run(words, check=True)
+    sectors = 8192 // len(segments)
+    table = "".join(f"{sectors * number} {sectors} {segment}\n" for number, segment in enumerate(segments))
+    words = ["dmsetup", "create", "--noudevsync", "volume-" + name, "--uuid", uuid]
+    subprocess.run(words, input=table, text=True, check=True)
     words = ["dmsetup", "info", "--columns", "--noheadings", "-o", "minor", "volume-" + name]
     yield "dm-" + subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     subprocess.run(["dmsetup", "remove", "--noudevsync", "--retry", "volume-" + name], check=True)
@@ -209,6 +214,18 @@ def libc_ioctl(fd, request, data):
     # Positive results are the status of the device.
     import ctypes
     return ctypes.CDLL(None, use_errno=True).ioctl(fd, ctypes.c_ulong(request), ctypes.create_string_buffer(data))
+
+
+def writes(path):
+    # Whether the disk executes a write on this path.
+    disk = os.open("/dev/" + path, os.O_RDWR | os.O_DIRECT)
+    try:
+        return os.pwrite(disk, mmap.mmap(-1, BLOCK), 0) == BLOCK
+    except OSError as error:
+        assert error.errno == errno.EBADE, error
+        return False
+    finally:
+        os.close(disk)
 
 
 def ended(client):
@@ -312,6 +329,45 @@ def test_the_loss_reaches_all_reactors():
     clear(THREE)
 
 
+@contextlib.contextmanager
+def stopped_thread(pid, name):
+    # The thread of that name does nothing meanwhile.
+    seize, interrupt, detach, any_child = 0x4206, 0x4207, 17, 0x40000000
+    call = ctypes.CDLL(None).ptrace
+    call.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_long, ctypes.c_void_p]
+    (thread,) = [int(task) for task in os.listdir(f"/proc/{pid}/task")
+                 if open(f"/proc/{pid}/task/{task}/comm").read().rstrip() == name]
+    assert call(seize, thread, 0, None) == 0 and call(interrupt, thread, 0, None) == 0
+    os.waitpid(thread, any_child)
+    yield
+    call(detach, thread, 0, None)
+
+
+def is_idle(pid):
+    # All threads of the process sleep, or have been stopped.
+    states = [open(f"/proc/{pid}/task/{task}/stat").read().rsplit(")")[-1].split()[0] for task in os.listdir(f"/proc/{pid}/task")]
+    return set(states) <= {"S", "t"}
+
+
+def test_the_loss_reaches_all_queues_of_a_virtual_machine():
+    # They end although the connection's reactor does not tell them.
+    one = Server(export(ONE), threads=4, arguments=["--listen", "vhost-user-blk+unix:///disk?socket=/tmp/vhost"])
+    uri = next(line for line in one.process.stdout if line.startswith("vhost"))
+    device = vhost_tool.Device(uri.rstrip(), queues=4)
+    while [queue.holders(one.process.pid) for queue in device.queues] != [1, 2, 2, 2]:
+        time.sleep(0.01)
+    two = Server(export(TWO))
+    with stopped_thread(one.process.pid, "gmblock/0"):
+        device.submit(vhost_tool.WRITE, data=bytes(BLOCK), queue=device.queues[1])
+        while "has taken it over" not in one.errors() or not is_idle(one.process.pid):
+            time.sleep(0.01)
+    device.gone()
+    assert device.queues[1].read_used_index() == 0, device.status()
+    one.kill()
+    two.stop()
+    clear(THREE)
+
+
 def test_upgrade_and_reload():
     path = "/tmp/gmblock.yaml"
 
@@ -358,16 +414,39 @@ def test_killed_servers():
     clear(THREE)
 
 
+def mark(file):
+    # A lock stands for operations of a killed server.
+    fcntl.fcntl(file, OFD_SETLK, struct.pack("=hhxxxxqqixxxx", fcntl.F_RDLCK, os.SEEK_SET, WRITER_OFFSET, 1, 0))
+
+
 def test_operations_of_a_killed_server():
-    # A lock stands for them. The server that is started again on this host must not make the disk execute them.
+    # The server that is started again on this host must not make the disk execute them, on whichever volume they are.
+    reason = "operations of a killed server of this machine are still in progress"
     Server(export(ONE)).kill()
     with open("/dev/" + ONE, "rb") as operations:
-        fcntl.fcntl(operations, OFD_SETLK, struct.pack("=hhxxxxqqixxxx", fcntl.F_RDLCK, os.SEEK_SET, WRITER_OFFSET, 1, 0))
+        mark(operations)
         Server(export(ONE)).kill()  # no other server has had the disk
         two = Server(export(TWO))
-        refused(export(ONE), reason="operations of a killed server of this machine are still in progress")
+        refused(export(ONE), reason=reason)
         with two.client() as client:
             client.write(0, b"2" * BLOCK)
+    with volume("left", "LVM-left", f"linear /dev/{ONE} 0") as left, \
+         volume("right", "LVM-right", f"linear /dev/{ONE} 8192") as right:
+        with open("/dev/" + right, "rb") as operations:
+            mark(operations)
+            refused(export(left), reason=reason)
+        with two.client() as client:
+            client.write(0, b"2" * BLOCK)
+        # A volume that cannot be opened is reported.
+        number = os.stat("/dev/" + right).st_rdev
+        os.rename("/dev/" + right, "/dev/away")
+        one = Server(export(left))
+        unknown = f"on device {os.major(number)}:{os.minor(number)}, which is on the same disk, cannot be detected: No such file"
+        assert unknown in one.errors(), one.errors()
+        one.kill()
+        os.rename("/dev/away", "/dev/" + right)
+    two.kill()
+    two = Server(export(TWO))
     one = Server(export(ONE))
     with one.client() as client:
         assert client.read(0, BLOCK) == b"2" * BLOCK
@@ -386,18 +465,32 @@ def test_a_server_with_the_key_of_another_one():
     key = int.from_bytes(found[:8], "little")
     reservation_call(ONE, REGISTER, 0, key, IGNORE_KEY, 0)
     reservation_call(ONE, RESERVE, key, REGISTRANTS_ONLY, 0)
-    block = mmap.mmap(-1, BLOCK)
-    disk = os.open("/dev/" + ONE, os.O_RDWR | os.O_DIRECT)
-    os.pwrite(disk, block, 0)
+    assert writes(ONE)
     two = Server(export(TWO))
-    try:
-        os.pwrite(disk, block, 0)
-        raise AssertionError("two servers write")
-    except OSError as error:
-        assert error.errno == errno.EBADE, error
-    os.close(disk)
+    assert not writes(ONE)
     two.stop()
     clear(THREE)
+
+
+def test_a_server_that_ended_before_it_had_the_disk():
+    # Its registration remains, and the previous server, which still has the disk, removes it. With the type ALL_REGISTRANTS, a
+    # server has ended while it did this.
+    key = 0x676d620000000001
+    for kind in REGISTRANTS_ONLY, ALL_REGISTRANTS:
+        reservation_call(ONE, REGISTER, 0, key, IGNORE_KEY, 0)
+        reservation_call(ONE, RESERVE, key, kind, 0)
+        reservation_call(TWO, REGISTER, 0, key + 1, IGNORE_KEY, 0)
+        assert writes(TWO)
+        one = Server(export(ONE))
+        assert not writes(TWO)
+        found = bytearray(16)
+        with open("/dev/" + ONE, "r+b", buffering=0) as disk:
+            fcntl.ioctl(disk, READ_RESERVATION, found)
+        assert int.from_bytes(found[12:], "little") == REGISTRANTS_ONLY, found
+        with one.client() as client:
+            client.write(0, b"1" * BLOCK)
+        one.stop()
+        clear(THREE)
 
 
 def test_a_volatile_cache():
@@ -463,6 +556,23 @@ def test_volumes_of_a_disk():
     clear(THREE)
 
 
+def test_an_error_of_a_disk_with_two_servers():
+    # The second one has replaced the key of this host. The first one must not take an error of the disk for its loss.
+    with volume("left", "LVM-left", f"linear /dev/{ONE} 0") as left, \
+         volume("right", "LVM-right", f"linear /dev/{ONE} 8192") as right:
+        one, two = Server(export(left)), Server(export(right, name="more"))
+        broken = f"0 8192 flakey /dev/{ONE} 0 0 100 1 error_writes"
+        with one.client() as client:
+            for words in (["reload", "--table", broken], ["suspend", "--noflush"], ["resume", "--noudevsync"]):
+                subprocess.run(["dmsetup", words[0], "volume-left", *words[1:]], check=True)
+            client.send_request(nbdmini.CMD_WRITE, 1, 100, 4, b"late")
+            assert client.reply() == (1, errno.EIO)
+        assert one.refused_writes() == 0
+        two.stop()
+        one.stop()
+    clear(THREE)
+
+
 def test_a_clone_below_a_volume():
     told = []
     for disk in ONE, OTHER, ONE:
@@ -470,7 +580,9 @@ def test_a_clone_below_a_volume():
             cluster = Server(export(path, "cluster"))
             told.append(cluster.contexts())
             cluster.stop()
-    assert told[0] == told[2] and not set(told[0]) & set(told[1]), told
+    # A clone is another disk. The epoch is the same, because a volume that is moved with pvmove has lost no changes.
+    (disk, epoch), (other_disk, other_epoch) = told[:2]
+    assert told[0] == told[2] and disk != other_disk and epoch == other_epoch, told
 
 
 def test_volumes_that_cannot_be_reserved():
@@ -482,7 +594,28 @@ def test_volumes_that_cannot_be_reserved():
     with volume("striped", "LVM-AbCd", f"striped 2 16 /dev/{ONE} 0 /dev/{OTHER} 0") as path:
         refused(export(path), reason="is stored on 2 disks")
         Server(export(path, "cluster")).stop()
+    with volume("pieces", "LVM-AbCd", f"linear /dev/{ONE} 0", f"linear /dev/{ONE} 8192") as path:
+        refused(export(path), reason="or the volume has more than one segment")
     assert is_free(THREE)
+
+
+def test_capabilities():
+    # The drop-in reservations.conf of the service: another user, with the capabilities that Linux demands before 6.19.
+    os.chmod("/dev/" + ONE, 0o666)
+    os.chmod("/tmp", 0o1777)
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    if not ONE.startswith("nvme"):
+        words = [*user, "gmblock", "serve", "--control", "none", "--listen", "nbd://127.0.0.1:6999", "--export", export(ONE)]
+        done = subprocess.run(words, stderr=subprocess.PIPE, text=True, timeout=60)
+        assert done.returncode == 1 and "CAP_SYS_RAWIO" in done.stderr, done
+    capabilities = "+sys_admin,+sys_rawio"
+    words = [*user, "--inh-caps=" + capabilities, "--ambient-caps=" + capabilities]
+    server = Server(export(ONE), prefix=words)
+    with server.client() as client:
+        client.write(0, bytes(BLOCK))
+    assert not is_free(THREE)
+    server.stop()
+    clear(THREE)
 
 
 def test_refusals():
@@ -514,15 +647,19 @@ if ONE.startswith("nvme"):
     test_a_frozen_server_outlives_the_next_one(100, 4, b"late")  # through the page cache
     test_a_host_that_has_booted_again()
     test_the_loss_reaches_all_reactors()
+    test_the_loss_reaches_all_queues_of_a_virtual_machine()
     test_upgrade_and_reload()
     test_killed_servers()
     test_operations_of_a_killed_server()
     test_a_server_with_the_key_of_another_one()
+    test_a_server_that_ended_before_it_had_the_disk()
+    test_an_error_of_a_disk_with_two_servers()
     test_a_volatile_cache()
 test_volumes_of_a_disk()
 test_a_clone_below_a_volume()
 test_volumes_that_cannot_be_reserved()
 test_other_disks()
+test_capabilities()
 test_refusals()
 """
 
@@ -536,10 +673,10 @@ def test_servers_of_a_disk():
                    "scsi": ["sd_mod", "target_core_mod", "tcm_loop"]}[KIND]
         lab.guest("one", KERNEL, {"nvme": NVME, "scsi": SCSI}[KIND], memory=768,
                   files=[(GMBLOCK, "/lab/gmblock"), (script, "/lab/disks.py"),
-                         (os.path.join(FUNCTIONAL, "nbdmini.py"), "/lab/nbdmini.py"),
+                         *((os.path.join(FUNCTIONAL, name), "/lab/" + name) for name in ("nbdmini.py", "vhost_tool.py")),
                          ("/usr/lib/python3.11", "/usr/lib/python3.11")],
-                  packages=["libdevmapper1.02.1", "dmsetup"], programs=["python3"],
-                  load=["configfs", "dm_mod", "dm_multipath", "dm_round_robin", *modules], disks=3 * [16 << 20])
+                  packages=["libdevmapper1.02.1", "dmsetup"], programs=["python3", "setpriv"],
+                  load=["configfs", "dm_mod", "dm_multipath", "dm_round_robin", "dm_flakey", *modules], disks=3 * [16 << 20])
         lab.start()
         testing.finish(lab)
 

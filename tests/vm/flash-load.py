@@ -211,8 +211,7 @@ def restore(old, new):
     os.close(source)
 
 
-def main():
-    load = Load()
+def exercise(load):
     if "OLD" in os.environ:
         restore(os.environ["OLD"], DISK)
     if BOOT == 0:
@@ -244,6 +243,16 @@ def main():
         load.verify(load.whole)
     load.end(signal.SIGTERM)
     check()
+
+
+def main():
+    load = Load()
+    try:
+        exercise(load)
+    except TimeoutError:
+        with open(f"/sys/block/{os.path.basename(DISK)}/inflight", encoding="ascii") as file:
+            print("the disk has not completed so many reads and writes:", file.read())
+        raise
 
 
 main()

@@ -139,7 +139,7 @@ class Host(moving.Host):
         old_name, new_name = NODES[(number - 1) % 2], NODES[number % 2]
         old, new = self.nodes[(number - 1) % 2], self.nodes[number % 2]
         refused = new.run(BLOCKS["on alpha: attach"])
-        assert f"(node '{old_name}') has the exclusive lease" in refused.stderr, refused
+        assert f" of node '{old_name}' has the exclusive lease" in refused.stderr, refused
         self.storage.do(BLOCKS["on storage: offer"].replace("beta", new_name))
         self.attach(number)
         assert self.holders() == {old_name: "holds", new_name: "pending"}, self.holders()

@@ -224,7 +224,7 @@ fails gmblock info nbd://localhost/disk
 
 : by its socket, which goes on in a new program
 systemctl start gmblock.socket
-gmblock info nbd://localhost/disk
+until_true gmblock info nbd://localhost/disk
 old=$(main)
 new_program
 systemctl reload gmblock.service
@@ -276,7 +276,7 @@ def test_the_service():
                 file.write(text)
             files.append((source, path))
         lab.guest("guest", KERNEL, SCRIPT, files=files, programs=PROGRAMS, load=["nbd", "ublk_drv"],
-                  modules=["tls"], memory=1024, cpus=2)
+                  modules=["tls"], memory=1024)
         lab.start()
         testing.finish(lab)
 

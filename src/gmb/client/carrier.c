@@ -155,7 +155,7 @@ static void gmb_carrier_connected(struct native_carrier *carrier)
 
 static void lost(struct native_carrier *carrier, const struct clan_event *event)
 {
-	native_carrier_take(carrier); /* processes the messages sent before the loss */
+	native_carrier_drain(carrier);
 	if (carrier->state != NATIVE_CLOSING) {
 		native_carrier_fail(carrier, event->status, clan_conn_reason(carrier->conn));
 	}
@@ -209,7 +209,6 @@ static void gmb_carrier_timer_done(struct ring_op *op, int result)
 	struct native_carrier *carrier = container_of(op, struct native_carrier, timer_op);
 	uint64_t now_ns = ring_now_ns(carrier->base.ring);
 
-	GMB_UNUSED(result);
 	if (carrier->state == NATIVE_CLOSING) {
 		carrier_step(carrier);
 	} else if (carrier->state == NATIVE_DIALING && carrier->is_connected &&
@@ -226,7 +225,6 @@ static void fail_done(struct ring_op *op, int result)
 {
 	struct native_carrier *carrier = container_of(op, struct native_carrier, fail_op);
 
-	GMB_UNUSED(result);
 	if (carrier->state == NATIVE_CLOSING) {
 		carrier_step(carrier);
 	} else {

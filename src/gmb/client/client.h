@@ -160,3 +160,5 @@ int native_put_check(void *context, const void *memory, size_t bytes);
 /* receive.c */
 /* Processes messages from the server, up to a limit that keeps other connections from waiting. */
 void native_carrier_take(struct native_carrier *carrier);
+/* Processes all messages of a connection that has ended. */
+void native_carrier_drain(struct native_carrier *carrier);

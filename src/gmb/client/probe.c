@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/export_uri.h"
 #include "base/log.h"
 #include "gmb/client/client.h"
 
@@ -16,14 +17,20 @@ enum {
 	LISTED_MAX = 65536, /* limit on exports in one list */
 };
 
+#define SILENT_NS (EXPORT_URI_SILENT_MS * UINT64_C(1000000))
+
 struct probe {
 	struct clan_queue *queue;
 	struct clan_conn *conn;
 	bool connected;
 	bool lost;
 	bool closed;
-	bool has_found; /* found() was called */
+	bool has_found;	   /* found() was called */
+	const char *label; /* address of the server */
+	uint64_t timeout_ns;
 	uint64_t until_ns;
+	bool warns;	  /* a silent server is to be reported */
+	uint64_t warn_ns; /* when it is to be reported; UINT64_MAX: never */
 	uint16_t version; /* negotiated version of gmb, valid once connected */
 	uint8_t message[NATIVE_MESSAGE_BYTES_MAX];
 };
@@ -33,14 +40,35 @@ static int probe_late(struct error *error)
 	return error_set(error, -ETIMEDOUT, "the server did not answer in time");
 }
 
+/* Called before waiting for a response. */
+static void probe_expect(struct probe *probe)
+{
+	probe->warn_ns = probe->warns ? clock_now_ns() + SILENT_NS : UINT64_MAX;
+}
+
+/* Called when the server has not responded for EXPORT_URI_SILENT_MS. */
+static void probe_warn(struct probe *probe)
+{
+	char text[EXPORT_URI_SILENT_BYTES];
+
+	probe->warns = false;
+	probe->warn_ns = UINT64_MAX;
+	log_warning("%s", export_uri_silent(text, probe->label, probe->timeout_ns / NS_PER_MS));
+}
+
 static int probe_turn(struct probe *probe, struct error *error)
 {
 	struct clan_event events[EVENTS_MAX];
 	uint64_t now_ns = clock_now_ns();
 	uint64_t left_ns = now_ns < probe->until_ns ? probe->until_ns - now_ns : 0;
+	uint64_t quiet_ns = now_ns < probe->warn_ns ? probe->warn_ns - now_ns : 0;
+	uint64_t wait_ns = MIN(left_ns, quiet_ns);
 	int count = clan_queue_wait(
-		probe->queue, events, EVENTS_MAX, (int)MIN(left_ns / NS_PER_MS + 1, 1000000U));
+		probe->queue, events, EVENTS_MAX, (int)MIN(wait_ns / NS_PER_MS + 1, 1000000U));
 
+	if (count == 0 && left_ns > 0 && clock_now_ns() >= probe->warn_ns) {
+		probe_warn(probe);
+	}
 	for (int i = 0; i < count; i++) {
 		probe->connected |= events[i].type == CLAN_EVENT_CONNECTED;
 		probe->closed |= events[i].type == CLAN_EVENT_CLOSED;
@@ -73,6 +101,7 @@ static int probe_hear(struct probe *probe, struct native_export *export, struct 
 	const char *rule;
 	int result;
 
+	probe_expect(probe);
 	while ((result = clan_recv(probe->conn, CLAN_ANY, &head, probe->message,
 			sizeof(probe->message))) == -EAGAIN) {
 		result = probe_turn(probe, error);
@@ -103,6 +132,7 @@ static int probe_connect_to(
 	};
 	int result = native_connect(probe->queue, target, host, &options, &probe->conn, error);
 
+	probe_expect(probe);
 	while (result == 0 && !probe->connected) {
 		result = probe_turn(probe, error);
 	}
@@ -192,10 +222,17 @@ static int probe_ask(struct probe *probe, const struct native_target *target, bo
 	}
 }
 
-static int probe_host(const struct native_target *target, uint32_t host, uint64_t timeout_ns,
-	bool all, bool *has_found, probe_found *found, void *context, struct error *error)
+/* timeout_ns: this host's share of the time. */
+static int probe_host(const struct probe_options *options, const struct native_target *target,
+	uint32_t host, uint64_t timeout_ns, bool *has_found, probe_found *found, void *context,
+	struct error *error)
 {
-	struct probe probe = { .until_ns = clock_now_ns() + timeout_ns };
+	struct probe probe = {
+		.label = target->base.labels[host],
+		.timeout_ns = timeout_ns,
+		.until_ns = clock_now_ns() + timeout_ns,
+		.warns = options->warns && timeout_ns > SILENT_NS,
+	};
 	struct clan_error reason;
 	int result = clan_queue_create(NULL, &probe.queue, &reason);
 
@@ -203,15 +240,16 @@ static int probe_host(const struct native_target *target, uint32_t host, uint64_
 		return error_set(error, result, "%s", reason.text);
 	}
 	result = probe_connect_to(&probe, target, host, error);
-	result = result ?: probe_ask(&probe, target, all, found, context, error);
+	result = result ?: probe_ask(&probe, target, options->all, found, context, error);
 	if (result != 0) {
-		error_prefix(error, "%s", target->base.labels[host]);
+		error_prefix(error, "%s", probe.label);
 	}
 	if (probe.conn != NULL) {
 		clan_close(probe.conn);
 	}
 	/* from here on waits only until our side of the connection has closed */
 	probe.until_ns = UINT64_MAX;
+	probe.warn_ns = UINT64_MAX;
 	while (probe.conn != NULL && !probe.closed) {
 		(void)!probe_turn(&probe, &(struct error){ 0 });
 	}
@@ -220,15 +258,16 @@ static int probe_host(const struct native_target *target, uint32_t host, uint64_
 	return result;
 }
 
-int native_probe(const char *uri, bool all, uint64_t timeout_ns, uint32_t *host_out,
-	probe_found *found, void *context, struct error *error)
+int native_probe(const struct probe_options *options, uint32_t *host_out, probe_found *found,
+	void *context, struct error *error)
 {
-	const struct gmb_options options = { 0 };
-	uint64_t end_ns = clock_now_ns() + timeout_ns;
+	const struct gmb_options target_options = { 0 };
+	uint64_t end_ns = clock_now_ns() + options->timeout_ns;
 	struct error failures = { 0 };
 	bool has_found = false;
 	struct carrier_target *base;
-	int result = native_carrier.target_create(uri, &options, NULL, &base, error);
+	int result =
+		native_carrier.target_create(options->uri, &target_options, NULL, &base, error);
 
 	if (result != 0) {
 		return result;
@@ -236,8 +275,8 @@ int native_probe(const char *uri, bool all, uint64_t timeout_ns, uint32_t *host_
 	for (uint32_t i = 0; i < base->host_count && !has_found; i++) {
 		uint64_t now_ns = MIN(clock_now_ns(), end_ns);
 
-		result = probe_host(container_of(base, struct native_target, base), i,
-			(end_ns - now_ns) / (base->host_count - i), all, &has_found, found, context,
+		result = probe_host(options, container_of(base, struct native_target, base), i,
+			(end_ns - now_ns) / (base->host_count - i), &has_found, found, context,
 			error);
 		*host_out = i;
 		if (result == 0) {
@@ -271,7 +310,6 @@ static int list_one(
 	};
 	int err = 0;
 
-	GMB_UNUSED(version);
 	if (name == NULL || description == NULL) {
 		err = error_oom(error);
 	} else {
@@ -285,12 +323,16 @@ static int list_one(
 int native_list(const char *uri, const struct gmb_options *options, carrier_found *found,
 	void *context, struct error *error)
 {
+	const struct probe_options probe = {
+		.uri = uri,
+		.all = true,
+		.timeout_ns = options->connect_timeout_ms * UINT64_C(1000000),
+	};
 	struct listing listing = { found, context };
 	uint32_t host;
 
 	if (options->tls != NULL) {
 		return error_set(error, -EINVAL, "credentials for TLS need an nbds URI");
 	}
-	return native_probe(uri, true, options->connect_timeout_ms * UINT64_C(1000000), &host,
-		list_one, &listing, error);
+	return native_probe(&probe, &host, list_one, &listing, error);
 }

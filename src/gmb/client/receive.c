@@ -11,10 +11,14 @@
 _Static_assert(CARRIER_TEXT_BYTES_MAX >= (int)NATIVE_TEXT_BYTES_MAX, "texts");
 _Static_assert(CARRIER_NAME_BYTES_MAX > (int)NATIVE_NAME_BYTES_MAX, "names");
 
-/* Limit on consecutive messages of a server, after which other connections get a turn. It is more
- * than the rings can hold, so all messages sent before the connection's end are processed in one
- * call. */
-enum { MESSAGES_MAX = 512 };
+enum {
+	/* Limit on consecutive messages of a server, after which other connections get a turn. It
+	 * is more than the rings can hold. */
+	MESSAGES_MAX = 512,
+	/* The same while the thread polls: the server then has the program's next commands while
+	 * the program still works on other replies (0005, few messages per turn). */
+	MESSAGES_SPINNING_MAX = 8,
+};
 
 static void take_extents(struct command *command, const struct native_reply *reply)
 {
@@ -180,12 +184,12 @@ static const char *gmb_receive_take_message(
 	return "G2: an unexpected message";
 }
 
-void native_carrier_take(struct native_carrier *carrier)
+static void gmb_receive_take(struct native_carrier *carrier, int messages_max)
 {
 	struct clan_message message;
 
 	list_remove(&carrier->user.hungry_node);
-	for (int i = 0; i < MESSAGES_MAX; i++) {
+	for (int i = 0; i < messages_max; i++) {
 		const char *rule;
 
 		if (carrier->state != NATIVE_READY && carrier->state != NATIVE_DIALING) {
@@ -209,4 +213,15 @@ void native_carrier_take(struct native_carrier *carrier)
 	if (carrier->state != NATIVE_CLOSING) {
 		list_push_back(&carrier->hub->hungry, &carrier->user.hungry_node);
 	}
+}
+
+void native_carrier_take(struct native_carrier *carrier)
+{
+	gmb_receive_take(
+		carrier, queue_spins(carrier->hub->queue) ? MESSAGES_SPINNING_MAX : MESSAGES_MAX);
+}
+
+void native_carrier_drain(struct native_carrier *carrier)
+{
+	gmb_receive_take(carrier, MESSAGES_MAX);
 }

@@ -242,7 +242,7 @@ static void gmb_request_start(struct native_request *request)
 		path->offset = 0;
 		path->length = 0;
 	}
-	path->hints.requester = session->base.peer.id;
+	path->requester = session->base.peer.id;
 	path->client = &session->base.client;
 	path->ascending = false;
 	path->whole = gmb_request_is_whole(request);
@@ -516,6 +516,23 @@ static void gmb_request_count(const struct native_request *request)
 	}
 }
 
+/* Reports what the network has not delivered of a read whose puts have ended. */
+static void gmb_request_replied(struct native_request *request)
+{
+	struct native_session *session = request->session;
+
+	if (request->started && request->moved && request->path.op == STORE_READ &&
+		request->path.measured) {
+		const struct ring_file file = {
+			.fd = clan_conn_socket(session->conn),
+			.slot = -1,
+		};
+
+		overlap_replied(
+			&request->path, &session->network, session->base.engine->ring, file);
+	}
+}
+
 bool native_requests_answer(struct native_session *session)
 {
 	struct list_node *node;
@@ -533,6 +550,7 @@ bool native_requests_answer(struct native_session *session)
 		session->base.progress_ns = ring_batch_ns(session->base.engine->ring);
 		session->has_sent = true;
 		gmb_request_count(request);
+		gmb_request_replied(request);
 		native_request_end(request);
 	}
 	return true;

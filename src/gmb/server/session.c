@@ -194,8 +194,8 @@ static uint32_t export_flags(const struct session *session, const struct export 
 	bool rotates = (store_info(export->store)->caps & STORE_CAP_ROTATIONAL) != 0;
 	/* EXPORT_ENDS guarantees that the requests of a lost connection end before a new connection
 	 * is answered. After a restart of the server this is true only if the store marks its
-	 * writes, because the new server then waits for the marked writes (store_barrier()). */
-	bool ends = writes && store_barrier(export->store, false) == STORE_BARRIER_OPEN;
+	 * operations, because the new server then waits for these (store_barrier()). */
+	bool ends = store_barrier(export->store, false) == STORE_BARRIER_OPEN;
 
 	return (ends ? (uint32_t)NATIVE_EXPORT_ENDS : 0) |
 	       (writes ? (uint32_t)NATIVE_EXPORT_WRITABLE : 0) |
@@ -471,7 +471,6 @@ static void gmb_session_alive_done(struct ring_op *op, int result)
 {
 	struct native_session *session = container_of(op, struct native_session, alive_op);
 
-	GMB_UNUSED(result);
 	if (session->base.state == SESSION_TERMINATING ||
 		(list_is_empty(&session->requests) && session->held == NULL)) {
 		return; /* the next request sets the timer again */
@@ -509,7 +508,6 @@ void native_session_flush(struct session *base, bool alone)
 {
 	struct native_session *session = gmb_session_of(base);
 
-	GMB_UNUSED(alone);
 	if (session->handshake != NULL && session->handshake->answer_bytes > 0) {
 		if (!answer_send(session)) {
 			return;

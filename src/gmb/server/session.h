@@ -124,8 +124,9 @@ struct native_session {
 	uint64_t alive_ns;	/* interval of ALIVE (docs/protocol/gmb.md); 0: none */
 	struct ring_op alive_op;
 	struct native_handshake *handshake;
-	struct native_held *held;     /* waiting request, or NULL */
-	struct native_mover *mover;   /* NULL: regions are mapped */
+	struct native_held *held;   /* waiting request, or NULL */
+	struct native_mover *mover; /* NULL: regions are mapped */
+	struct overlap_network network;
 	struct list_node hungry_node; /* in service->base.hungry */
 	struct list_node requests;    /* all requests in flight */
 	struct list_node done;	      /* requests to be answered, in order */

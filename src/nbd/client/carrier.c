@@ -193,7 +193,6 @@ static void poll_done(struct ring_op *op, int result)
 {
 	struct nbd_carrier *carrier = container_of(op, struct nbd_carrier, recv_op);
 
-	GMB_UNUSED(result);
 	if (carrier->state == CARRIER_CLOSING) {
 		nbd_carrier_closing_step(carrier);
 	} else {
@@ -468,7 +467,6 @@ static void nbd_carrier_call_done(struct nbd_client *nbd, struct nbd_call *call)
 static void call_hole(
 	struct nbd_client *nbd, struct nbd_call *call, uint64_t offset, uint64_t length)
 {
-	GMB_UNUSED(nbd);
 	command_hole(command_of(call), offset, length);
 }
 
@@ -476,7 +474,6 @@ static void call_extent(
 	struct nbd_client *nbd, struct nbd_call *call, uint64_t length, uint32_t flags)
 {
 	/* The library uses the flag values of base:allocation, so they are passed on unchanged. */
-	GMB_UNUSED(nbd);
 	command_extent(command_of(call), call->covered, length,
 		flags & (GMB_EXTENT_HOLE | GMB_EXTENT_ZERO));
 }

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -66,7 +65,9 @@ static void memory_seek(struct nbd_call *call, uint64_t place)
 	call->iov_place = place;
 }
 
-uint32_t nbd_client_memory(struct nbd_call *call, uint64_t place, uint64_t length,
+/* Lays out [place, place + length) of a call's memory in at most iov_max entries. Returns their
+ * number and sets *bytes. */
+static uint32_t nbd_client_memory(struct nbd_call *call, uint64_t place, uint64_t length,
 	struct iovec *iov, uint32_t iov_max, uint64_t *bytes)
 {
 	uint64_t laid = 0;
@@ -272,7 +273,6 @@ void nbd_client_sent(struct nbd_client *client, size_t bytes)
 		}
 		left -= missing;
 		client->sent_of_first = 0;
-		client->sent_payload_bytes += payload_to_send(call);
 		list_remove(&call->node);
 		if (call != &client->size_call) { /* size_call can be answered at any time */
 			list_push_back(&client->awaiting, &call->node);

@@ -182,10 +182,7 @@ struct nbd_client {
 	char text[NBD_CLIENT_TEXT_BYTES];
 	const struct nbd_call *text_of;
 	uint64_t moved_bytes;
-	uint64_t received_payload_bytes;
-	uint64_t sent_payload_bytes;
-	uint64_t out_of_order; /* replies that came before an older one */
-	uint64_t steps;	       /* increases when a reply makes progress, not with a sign of life */
+	uint64_t steps; /* increases when a reply makes progress, not with a sign of life */
 };
 
 /* Initializes a client. facts must outlive it. seed: a number that differs between clients, so that

@@ -11,19 +11,10 @@
 
 enum { NBD_CLIENT_SLOT_BITS = 10 };
 
-/* Finds the call of a cookie; -EPROTO if there is none (rule P70). */
-GMB_MUST_CHECK int nbd_client_find(struct nbd_client *client, uint64_t cookie,
-	struct nbd_call **call_out, struct error *error);
-
 /* Completes a call whose answer has arrived: checks that it is complete (rules P90, P100) and
  * returns the call to the owner. */
 GMB_MUST_CHECK int nbd_client_finish(
 	struct nbd_client *client, struct nbd_call *call, struct error *error);
-
-/* Records a content chunk of a READ. Checks that [start, start + length), relative to the call's
- * offset, is inside the request and was not received before (rules P90, P93, P98). */
-GMB_MUST_CHECK int nbd_client_cover(
-	struct nbd_call *call, uint64_t start, uint64_t length, struct error *error);
 
 /* Prepares to receive `bytes` bytes of payload at place, relative to the call's offset. ends:
  * whether these bytes complete the answer. */
@@ -50,10 +41,6 @@ size_t nbd_client_prefix_bytes(const struct nbd_client *client, const struct nbd
 bool nbd_client_prefix_matches(
 	const struct nbd_client *client, const struct nbd_call *call, const uint8_t *prefix);
 
-/* Lays out [place, place + length) of a call's memory in at most iov_max entries. Returns their
- * number and sets *bytes. */
-uint32_t nbd_client_memory(struct nbd_call *call, uint64_t place, uint64_t length,
-	struct iovec *iov, uint32_t iov_max, uint64_t *bytes);
 /* Copy bytes to a call's memory, or zero a part of it. */
 void nbd_client_memory_write(
 	struct nbd_call *call, uint64_t place, const uint8_t *bytes, size_t len);

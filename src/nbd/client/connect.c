@@ -332,8 +332,9 @@ static void resolved(struct connector *connector, int err)
 {
 
 	if (err != 0) {
-		nbd_connect_end(connector, error_set(&connector->error, -EHOSTUNREACH,
-						   "cannot find the host: %s", gai_strerror(err)));
+		nbd_connect_end(connector,
+			error_set(&connector->error, -EHOSTUNREACH,
+				"cannot find the host: %s; check its name", gai_strerror(err)));
 		return;
 	}
 	connector->next = connector->addresses;
@@ -399,7 +400,6 @@ static void nbd_connect_timer_done(struct ring_op *op, int result)
 {
 	struct connector *connector = container_of(op, struct connector, timer_op);
 
-	GMB_UNUSED(result);
 	if (connector->state == CONNECTOR_ENDING) {
 		nbd_connect_ending_step(connector);
 	} else if (ring_now_ns(connector->ring) < connector->step_end_ns) {
@@ -414,7 +414,6 @@ static void wait_done(struct ring_op *op, int result)
 {
 	struct connector *connector = container_of(op, struct connector, wait_op);
 
-	GMB_UNUSED(result);
 	switch (connector->state) {
 	case CONNECTOR_BEGIN:
 		nbd_connect_begin(connector);

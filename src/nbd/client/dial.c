@@ -8,6 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
+
+#define NS_PER_MS UINT64_C(1000000)
+
 /* Detects within a minute that an idle server's host is gone. */
 static const struct stream_keep_alive keep_alive = { .idle_s = 30, .interval_s = 10, .probes = 3 };
 
@@ -284,7 +288,6 @@ static void dial_timer_done(struct ring_op *op, int result)
 {
 	struct nbd_dial *dial = container_of(op, struct nbd_dial, timer_op);
 
-	GMB_UNUSED(result);
 	if (dial->state == NBD_DIAL_SHAKING || dial->state == NBD_DIAL_ENCRYPTING) {
 		/* If only the answer to the final ABORT is missing, all information has been
 		 * received, so the timeout is not an error. */
@@ -417,6 +420,7 @@ void nbd_dial_cancel(struct nbd_dial *dial)
 struct waiter {
 	struct nbd_dial dial;
 	struct ring_op cancel_op;
+	struct ring_op warn_op;
 	bool is_done;
 	int err;
 };
@@ -428,6 +432,20 @@ static void waiter_done(struct nbd_dial *dial, int err)
 	waiter->is_done = true;
 	waiter->err = err;
 	ring_cancel(dial->ring, &waiter->cancel_op);
+	ring_cancel(dial->ring, &waiter->warn_op);
+}
+
+static void warn_done(struct ring_op *op, int result)
+{
+	const struct waiter *waiter = container_of(op, struct waiter, warn_op);
+	char label[EXPORT_URI_LABEL_BYTES];
+	char text[EXPORT_URI_SILENT_BYTES];
+
+	if (result == 0 && !waiter->is_done) {
+		export_uri_label(label, waiter->dial.uri);
+		log_warning(
+			"%s", export_uri_silent(text, label, waiter->dial.timeout_ns / NS_PER_MS));
+	}
 }
 
 static void cancel_done(struct ring_op *op, int result)
@@ -458,7 +476,10 @@ static int wait_on(struct ring *ring, struct waiter *waiter, const struct nbd_di
 	if (cancel_fd >= 0) {
 		ring_poll(ring, &waiter->cancel_op, cancel_fd, POLLIN, cancel_done);
 	}
-	while (!waiter->is_done || waiter->cancel_op.in_flight) {
+	if (options->warns && options->timeout_ns > EXPORT_URI_SILENT_MS * NS_PER_MS) {
+		ring_timer(ring, &waiter->warn_op, EXPORT_URI_SILENT_MS * NS_PER_MS, warn_done);
+	}
+	while (!waiter->is_done || waiter->cancel_op.in_flight || waiter->warn_op.in_flight) {
 		(void)ring_turn(ring, true);
 	}
 	if (waiter->err != 0) {

@@ -41,6 +41,8 @@ struct nbd_dial_options {
 	/* limit for name resolution, connecting and the handshakes together */
 	uint64_t timeout_ns;
 	uint64_t connect_ns; /* limit for name resolution and connecting; 0: only timeout_ns */
+	/* nbd_dial_wait(): logs a warning if a server does not respond, see export_uri_silent() */
+	bool warns;
 	/* The members export_name and tls are set from the URI, host by nbd_dial_wait(). Tokens are
 	 * copied. */
 	struct nbd_handshake_options handshake;

@@ -27,7 +27,8 @@ struct reply {
 
 /* --- calls --------------------------------------------------------------------------------- */
 
-int nbd_client_find(
+/* Finds the call of a cookie; -EPROTO if there is none (rule P70). */
+static int nbd_client_find(
 	struct nbd_client *client, uint64_t cookie, struct nbd_call **call_out, struct error *error)
 {
 	bool is_size = client->size_asked && cookie == client->size_call.cookie;
@@ -69,7 +70,6 @@ static void replies_release(struct nbd_client *client, struct nbd_call *call)
 	if (list_first(&client->awaiting) == &call->node) {
 		client->ordered_run += client->predict == 0;
 	} else {
-		client->out_of_order++;
 		client->ordered_run = 0;
 	}
 	/* done() may add calls, so the slot is freed before. */
@@ -212,7 +212,10 @@ static int interval_add(struct nbd_call *call, uint64_t start, uint64_t end, str
 	return interval_insert(call, at, added, error);
 }
 
-int nbd_client_cover(struct nbd_call *call, uint64_t start, uint64_t length, struct error *error)
+/* Records a content chunk of a READ. Checks that [start, start + length), relative to the call's
+ * offset, is inside the request and was not received before (rules P90, P93, P98). */
+static int nbd_client_cover(
+	struct nbd_call *call, uint64_t start, uint64_t length, struct error *error)
 {
 	int err;
 
@@ -258,7 +261,6 @@ int nbd_client_data_arrived(struct nbd_client *client, uint64_t bytes, struct er
 	GMB_ASSERT(bytes <= client->left);
 	client->data_place += bytes;
 	client->left -= bytes;
-	client->received_payload_bytes += client->state == NBD_CLIENT_DATA ? bytes : 0;
 	client->steps++;
 	if (client->left > 0) {
 		return 0;

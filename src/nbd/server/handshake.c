@@ -703,6 +703,10 @@ static void nbd_handshake_log_ready(const struct nbd_session *session)
 	if (!log_enabled(LOG_LEVEL_DEBUG)) {
 		return;
 	}
+	if (refusal == NULL &&
+		!store_page_cache_has(export->store, session->stream.memory_rights)) {
+		refusal = "connection";
+	}
 	if (export->overlap == PATH_OVERLAP_OFF) {
 		snprintf(overlap, sizeof(overlap), "off");
 	} else if (export->overlap != PATH_OVERLAP_AUTO) {

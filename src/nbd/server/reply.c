@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "nbd/server/session.h"
-
-#define NETWORK_LOOK_NS	    UINT64_C(100000000)
-#define NETWORK_BUSY_NS_MIN UINT64_C(20000000)
 
 static const uint8_t zeroes[64 << 10];
 
@@ -14,9 +12,22 @@ static const uint8_t zeroes[64 << 10];
 
 static void put_iov(struct send_batch *send, const void *data, size_t length)
 {
+	GMB_ASSERT(send->file_bytes == 0);
 	send->iov[send->iov_count++] =
 		(struct iovec){ .iov_base = (void *)(uintptr_t)data, .iov_len = length };
 	send->bytes += length;
+}
+
+/* Adds payload. Bytes of a file end the batch. */
+static void put_payload(struct send_batch *send, const struct path_fragment *fragment)
+{
+	if (likely((fragment->memory.rights & MEM_ADDRESS) != 0)) {
+		put_iov(send, mem_socket_ptr(fragment->memory), fragment->length);
+		return;
+	}
+	send->file = fragment->memory;
+	send->file_bytes = fragment->length;
+	send->bytes += fragment->length;
 }
 
 static uint32_t put_simple_header(const struct nbd_request *request, uint8_t *out, uint32_t error)
@@ -188,7 +199,7 @@ static void emit_structured_fragment(struct send_batch *send, struct send_slot *
 			.length = be32_make(fragment->length),
 		};
 
-		request->session->hole_bytes += fragment->length;
+		request->session->network.hole_bytes += fragment->length;
 		length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_OFFSET_HOLE,
 			fragment->last, sizeof(hole));
 		memcpy(slot->header + length, &hole, sizeof(hole));
@@ -199,7 +210,7 @@ static void emit_structured_fragment(struct send_batch *send, struct send_slot *
 		sizeof(offset) + (uint64_t)fragment->length);
 	memcpy(slot->header + length, &offset, sizeof(offset));
 	put_iov(send, slot->header, length + sizeof(offset));
-	put_iov(send, mem_socket_ptr(fragment->memory), fragment->length);
+	put_payload(send, fragment);
 }
 
 /* Sends the next bytes of a reply that must not be interrupted: a simple reply, or one chunk for
@@ -222,7 +233,7 @@ static void emit_one_piece_fragment(struct send_batch *send, struct send_slot *s
 		}
 		put_iov(send, slot->header, length);
 	}
-	put_iov(send, mem_socket_ptr(slot->fragment.memory), slot->fragment.length);
+	put_payload(send, &slot->fragment);
 	if (slot->fragment.last && request->done_owed) {
 		/* The header was sent with the first fragment, so the slot's header is free for
 		 * another chunk. */
@@ -469,7 +480,7 @@ static enum emitted emit(struct send_batch *send, struct send_slot *slot)
 static void reply_fill(struct nbd_session *session, struct send_batch *send)
 {
 	while (send->slot_count < SEND_SLOTS_MAX && send->bytes < SEND_BYTES_MAX &&
-		session->base.state != SESSION_TERMINATING) {
+		send->file_bytes == 0 && session->base.state != SESSION_TERMINATING) {
 		/* No other reply may be sent before the one of the exclusive request has ended. If
 		 * there is none, the first sendable request is next. */
 		struct list_node *node = session->exclusive != NULL ? &session->exclusive->send_node
@@ -499,12 +510,56 @@ static void reply_fill(struct nbd_session *session, struct send_batch *send)
 	}
 }
 
+static void send_possible(struct ring_op *op, int result);
+
+/* Sends what the socket accepts now of a batch that ends with bytes of a file, for which the ring
+ * has no operation. */
+static void send_file(struct nbd_session *session)
+{
+	struct ring *ring = session->service->ring;
+	struct send_batch *send = session->sending;
+	size_t before_bytes = send->bytes - send->file_bytes;
+	ssize_t sent = 0;
+
+	if (before_bytes > 0) {
+		send->message.msg_flags = MSG_MORE;
+		sent = stream_send_now(&session->stream, &send->message);
+	}
+	if (sent == (ssize_t)before_bytes) {
+		ssize_t more = stream_sendfile_now(&session->stream, send->file, send->file_bytes);
+
+		if (sent == 0 || more > 0) { /* an error persists, so the next call reports it */
+			sent += more;
+		}
+	}
+	if (sent == -EAGAIN) {
+		ring_poll(ring, &session->send_op, session->stream.file.fd, POLLOUT, send_possible);
+	} else {
+		ring_defer(ring, &session->send_op, (int)sent, reply_done);
+	}
+}
+
+static void send_possible(struct ring_op *op, int result)
+{
+	struct nbd_session *session = container_of(op, struct nbd_session, send_op);
+
+	if (result < 0) {
+		reply_done(op, result);
+	} else {
+		send_file(session);
+	}
+}
+
 /* Submits a send of all bytes of the batch that were not sent yet. */
 static void reply_send_rest(struct nbd_session *session)
 {
 	struct send_batch *send = session->sending;
 
-	stream_send(&session->stream, &session->send_op, &send->message, reply_done);
+	if (send->file_bytes > 0) {
+		send_file(session);
+	} else {
+		stream_send(&session->stream, &session->send_op, &send->message, reply_done);
+	}
 }
 
 /* Removes the bytes that were sent from the front of the batch. */
@@ -515,10 +570,15 @@ static void send_advance(struct send_batch *send, size_t sent)
 	GMB_ASSERT(sent < send->bytes);
 	send->bytes -= sent;
 	send->filled = true;
-	while (sent >= message->msg_iov->iov_len) {
+	while (message->msg_iovlen > 0 && sent >= message->msg_iov->iov_len) {
 		sent -= message->msg_iov->iov_len;
 		message->msg_iov++;
 		message->msg_iovlen--;
+	}
+	if (message->msg_iovlen == 0) {
+		send->file = mem_add(send->file, sent);
+		send->file_bytes -= sent;
+		return;
 	}
 	message->msg_iov->iov_base = (uint8_t *)message->msg_iov->iov_base + sent;
 	message->msg_iov->iov_len -= sent;
@@ -568,6 +628,7 @@ void reply_flush(struct session *base, bool alone)
 	send->slot_count = 0;
 	send->iov_count = 0;
 	send->is_alive = false;
+	send->file_bytes = 0;
 	send->bytes = 0;
 	send->filled = false;
 	session->sending = send;
@@ -578,8 +639,9 @@ void reply_flush(struct session *base, bool alone)
 		emit_alive(send, session);
 	}
 	session->alive_due = false;
-	if (send->slot_count < SEND_SLOTS_MAX && session->exclusive == NULL &&
-		reply_size_is_due(session) && session->base.state != SESSION_TERMINATING) {
+	if (send->slot_count < SEND_SLOTS_MAX && send->file_bytes == 0 &&
+		session->exclusive == NULL && reply_size_is_due(session) &&
+		session->base.state != SESSION_TERMINATING) {
 		emit_size(send, session);
 		send->is_alive = false;
 	}
@@ -599,7 +661,8 @@ void reply_flush(struct session *base, bool alone)
 		session->base.progress_ns = ring_batch_ns(service->ring);
 	}
 	session->base.engine->turn_bytes += send->bytes;
-	if (alone && session->base.inflight_count == 1 && send->bytes <= SEND_NOW_BYTES_MAX) {
+	if (alone && session->base.inflight_count == 1 && send->bytes <= SEND_NOW_BYTES_MAX &&
+		send->file_bytes == 0) {
 		send_now(session);
 	} else {
 		reply_send_rest(session);
@@ -617,7 +680,6 @@ static void reply_alive_done(struct ring_op *op, int result)
 {
 	struct nbd_session *session = container_of(op, struct nbd_session, alive_op);
 
-	GMB_UNUSED(result);
 	if (session->base.state == SESSION_TERMINATING || !owes_answers(session)) {
 		return; /* the next request sets the timer again */
 	}
@@ -637,34 +699,6 @@ void reply_watch(struct nbd_session *session)
 	}
 }
 
-/* Measures the network's throughput from time to time, because the size of the parts of a read
- * depends on it. The kernel counts in ticks how long the connection was busy, so a measurement
- * covers many requests. */
-static void look_at_network(struct nbd_session *session)
-{
-	struct ring *ring = session->service->ring;
-	struct ring_traffic before = session->traffic;
-
-	if (ring_batch_ns(ring) - session->traffic_ns < NETWORK_LOOK_NS) {
-		return;
-	}
-	session->traffic_ns = ring_batch_ns(ring);
-	if (!stream_traffic(&session->stream, &session->traffic)) {
-		return;
-	}
-	if (session->traffic.busy_ns - before.busy_ns < NETWORK_BUSY_NS_MIN) {
-		session->traffic = before; /* too little busy time for a measurement */
-		return;
-	}
-	/* Holes are hardly any data on the network, so they would distort the measurement. */
-	if (session->hole_bytes <= session->traffic.acked_bytes - before.acked_bytes) {
-		overlap_learn_network(&session->base.path_export->reads,
-			session->traffic.acked_bytes - before.acked_bytes,
-			session->traffic.busy_ns - before.busy_ns);
-	}
-	session->hole_bytes = 0;
-}
-
 /* Called when the batch has been sent, or cannot be sent. */
 static void send_end(struct nbd_session *session)
 {
@@ -678,11 +712,8 @@ static void send_end(struct nbd_session *session)
 		}
 		if (slot->ends_request && session->base.state != SESSION_TERMINATING) {
 			if (slot->fragment.stream != NULL && slot->request->path.measured) {
-				look_at_network(session);
-			}
-			if (slot->fragment.stream != NULL && slot->request->path.compared) {
-				(void)stream_unacked(&session->stream,
-					&session->base.path_export->reads.undelivered_bytes);
+				overlap_replied(&slot->request->path, &session->network,
+					session->service->ring, session->stream.file);
 			}
 			request_end(slot->request);
 		}

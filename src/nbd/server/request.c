@@ -243,7 +243,7 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	list_init(&request->send_node);
 	request->path.offset = head->offset;
 	request->path.length = head->length;
-	request->path.hints.requester = session->base.peer.id;
+	request->path.requester = session->base.peer.id;
 	request->path.memory_rights = session->stream.memory_rights;
 	request->path.placement = NULL;
 	request->path.export = session->base.path_export;

@@ -3,7 +3,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "nbd/server/session.h"
 
@@ -193,7 +192,6 @@ void nbd_session_drain(struct session *base)
 
 void nbd_session_export_changed(struct session *base, enum export_change change)
 {
-	GMB_UNUSED(change);
 	if (reply_size_is_due(nbd_session_of(base))) {
 		session_mark_dirty(base);
 	}

@@ -171,6 +171,10 @@ struct send_batch {
 	uint32_t slot_count;
 	uint32_t iov_count;
 	bool is_alive; /* the batch is only a sign of life, which does not count as progress */
+	/* Payload after all other bytes of the batch, from the page cache: the last file_bytes of
+	 * bytes. */
+	struct mem_ref file;
+	size_t file_bytes;
 	size_t bytes;
 	bool filled; /* a send of the batch was incomplete */
 	struct iovec iov[2 * SEND_SLOTS_MAX];
@@ -184,9 +188,7 @@ struct nbd_session {
 	struct ring_op recv_op;
 	struct ring_op send_op;
 	struct handshake *handshake;
-	struct ring_traffic traffic; /* traffic counters at the last check */
-	uint64_t traffic_ns;	     /* time of the last check */
-	uint64_t hole_bytes;	     /* bytes sent as holes since the last check */
+	struct overlap_network network;
 	/* unacknowledged bytes of the send in flight at the last check, or UINT64_MAX */
 	uint64_t unacked_bytes;
 

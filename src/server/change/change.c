@@ -86,7 +86,7 @@ static void change_add_line(struct change *change, const char *format, ...)
 	json_array_append_new(change->lines, json_string(line));
 }
 
-const char *change_label(const char *name, char out[CHANGE_LABEL_BYTES])
+const char *change_label_into(char out[CHANGE_LABEL_BYTES], const char *name)
 {
 	char shown[CHANGE_LABEL_BYTES - 16];
 
@@ -156,19 +156,12 @@ static enum change_action change_compare(const struct server_export *before,
 /* Appends an empty item to the change. Returns NULL if there is no memory. */
 static struct change_item *add_item(struct change *change, struct error *error)
 {
-	struct change_item *items = change->items;
-
-	if ((change->item_count & (change->item_count - 1)) == 0) {
-		items = reallocarray(
-			items, MAX(2 * (size_t)change->item_count, (size_t)1), sizeof(*items));
-		if (items == NULL) {
-			error_oom_for(error, "a change");
-			return NULL;
-		}
-		change->items = items;
+	if (array_grow(&change->items, change->item_count, sizeof(*change->items)) < 0) {
+		error_oom_for(error, "a change");
+		return NULL;
 	}
-	items[change->item_count] = (struct change_item){ 0 };
-	return &items[change->item_count++];
+	change->items[change->item_count] = (struct change_item){ 0 };
+	return &change->items[change->item_count++];
 }
 
 /* Returns the key whose value is the file of an overlay, or "discard". */
@@ -182,7 +175,6 @@ static int change_add_export(struct change *change, const struct server_export *
 {
 	static const struct server_settings none;
 	struct change_item *item = add_item(change, error);
-	char shown[CHANGE_LABEL_BYTES];
 	char overlay[CHANGE_LABEL_BYTES];
 	int rc;
 
@@ -197,7 +189,7 @@ static int change_add_export(struct change *change, const struct server_export *
 		item->after->is_added = is_added;
 		server_settings_text(
 			&about->settings, overlay_field()->key, overlay, sizeof(overlay));
-		change_add_line(change, "%s: added, %s%s%s", change_label(about->name, shown),
+		change_add_line(change, "%s: added, %s%s%s", change_label(about->name),
 			quote(about->path), overlay[0] != '\0' ? ", overlay " : "",
 			overlay[0] != '\0' ? quote(overlay) : "");
 	}
@@ -220,7 +212,6 @@ static const char *its_clients(const struct served_export *served)
 static int remove_export(struct change *change, struct served_export *before, struct error *error)
 {
 	struct change_item *item = add_item(change, error);
-	char shown[CHANGE_LABEL_BYTES];
 
 	if (item == NULL) {
 		return -ENOMEM;
@@ -228,8 +219,8 @@ static int remove_export(struct change *change, struct served_export *before, st
 	item->action = CHANGE_REMOVE;
 	item->before = before;
 	before->item = change->item_count;
-	change_add_line(change, "%s: removed%s", change_label(before->about.name, shown),
-		its_clients(before));
+	change_add_line(
+		change, "%s: removed%s", change_label(before->about.name), its_clients(before));
 	return remove_snapshots(change, before, error);
 }
 
@@ -255,7 +246,6 @@ static int check_contents(const struct server_export *before, const struct serve
 {
 	const struct field *overlay = overlay_field();
 	char text[CHANGE_LABEL_BYTES];
-	char shown[CHANGE_LABEL_BYTES];
 	bool is_flash = strncmp(before->path, "flash:", strlen("flash:")) == 0;
 
 	if (!store_path_same(before->path, after->path)) {
@@ -265,7 +255,7 @@ static int check_contents(const struct server_export *before, const struct serve
 		return error_set(error, -EBUSY,
 			"%s: %s would reopen the disk of the export and lose the data in memory; "
 			"remove the export and add it again",
-			change_label(after->name, shown), line);
+			change_label(after->name), line);
 	}
 	server_settings_text(&before->settings, overlay->key, text, sizeof(text));
 	if (text[0] != '\0' ? !server_export_same(before, after, overlay)
@@ -275,7 +265,7 @@ static int check_contents(const struct server_export *before, const struct serve
 	return error_set(error, -EBUSY,
 		"%s: %s would reopen the disk of the export, which %s does not allow while it is "
 		"served; %s",
-		change_label(after->name, shown), line, is_flash ? "a flash store" : "an overlay",
+		change_label(after->name), line, is_flash ? "a flash store" : "an overlay",
 		is_flash ? "change the key in the configuration, then restart the server or run "
 			   "'gmblock upgrade'"
 			 : "remove the export and add it again");
@@ -366,7 +356,6 @@ void change_tell(struct change *change, const struct forecast *forecast)
 {
 	for (uint32_t i = 0; i < change->item_count; i++) {
 		const struct change_item *item = &change->items[i];
-		char shown[CHANGE_LABEL_BYTES];
 		char text[FORECAST_TEXT_BYTES];
 		struct forecast_counts counts;
 
@@ -375,7 +364,7 @@ void change_tell(struct change *change, const struct forecast *forecast)
 		}
 		counts = forecast_of_export(forecast, item->before->export);
 		change_add_line(change, "%s: access: %s%s%s",
-			change_label(item->before->about.name, shown), item->rules_text,
+			change_label(item->before->about.name), item->rules_text,
 			item->action < CHANGE_REPLACE ? "; " : "",
 			item->action < CHANGE_REPLACE ? forecast_text(&counts, text) : "");
 	}
@@ -391,7 +380,6 @@ static int change_change_export(struct change *change, struct served_export *bef
 {
 	struct change_item *item = add_item(change, error);
 	char line[LINE_BYTES];
-	char shown[CHANGE_LABEL_BYTES];
 	int rc;
 
 	if (item == NULL) {
@@ -416,7 +404,7 @@ static int change_change_export(struct change *change, struct served_export *bef
 		rc = error_set(error, -EINVAL,
 			"%s is a snapshot; only description, max-connections, max-memory and rate "
 			"can be changed",
-			change_label(about->name, shown));
+			change_label(about->name));
 	} else if (item->action == CHANGE_REPLACE) {
 		rc = check_contents(&before->about, &item->after->about, line, error);
 	}
@@ -431,7 +419,7 @@ static int change_change_export(struct change *change, struct served_export *bef
 		}
 	}
 	if (item->action != CHANGE_STAY) {
-		change_add_line(change, "%s: %s%s", change_label(about->name, shown), line,
+		change_add_line(change, "%s: %s%s", change_label(about->name), line,
 			item->action == CHANGE_REPLACE ? its_clients(before) : "");
 	}
 	if (item->action == CHANGE_REPLACE && !has_rules) {
@@ -462,11 +450,9 @@ static int compare_name(const void *name, const void *entry)
 /* Checks that an export with the name can be added. */
 static int check_room(const struct change *change, const char *name, struct error *error)
 {
-	char shown[CHANGE_LABEL_BYTES];
 
 	if (exports_find(change->options.exports, name) != NULL) {
-		return error_set(
-			error, -EEXIST, "there is already an %s", change_label(name, shown));
+		return error_set(error, -EEXIST, "there is already an %s", change_label(name));
 	}
 	return change->options.exports->count < SERVER_EXPORTS_MAX
 		       ? 0
@@ -495,7 +481,6 @@ int change_add_snapshot(struct change *change, const struct served_export *paren
 	struct server_export about = {
 		.name = name, .path = path, .origin = (char *)(uintptr_t)origin
 	};
-	char shown[CHANGE_LABEL_BYTES];
 	int rc;
 
 	if (snprintf(name, sizeof(name), "%s@%s", parent->about.name, snapshot) >=
@@ -505,7 +490,7 @@ int change_add_snapshot(struct change *change, const struct served_export *paren
 		return error_set(error, -ENAMETOOLONG,
 			"the name of %s is too long: it must leave room for '@' and the name of a "
 			"snapshot",
-			change_label(parent->about.name, shown));
+			change_label(parent->about.name));
 	}
 	if (keys != NULL) { /* the settings are borrowed from keys */
 		about.settings = keys->settings;
@@ -556,14 +541,13 @@ static int change_check_rules(const struct server_config *config,
 {
 	struct access *had = access_slot_get(before->export->access);
 	bool are_removed = had != NULL && rules == NULL;
-	char shown[CHANGE_LABEL_BYTES];
 
 	access_put(had);
 	return are_removed
 		       ? error_set(error, -EINVAL,
 				 "%s: the configuration no longer contains access rules for the "
 				 "%s; to open the export to all clients, write access: [rw]",
-				 config->file_path, change_label(before->about.name, shown))
+				 config->file_path, change_label(before->about.name))
 		       : 0;
 }
 
@@ -578,7 +562,6 @@ static int configure_export(struct change *change, const struct server_config *c
 	uint32_t count = change->options.exports->count;
 	struct served_export **found =
 		bsearch(about->name, sorted, count, sizeof(*sorted), compare_name);
-	char shown[CHANGE_LABEL_BYTES];
 	int rc;
 
 	if (found == NULL) {
@@ -588,7 +571,7 @@ static int configure_export(struct change *change, const struct server_config *c
 		access_put(rules);
 		return error_set(error, -EEXIST,
 			"%s: the %s already exists as a snapshot; give the export another name",
-			config->file_path, change_label(about->name, shown));
+			config->file_path, change_label(about->name));
 	}
 	seen[found - sorted] = true;
 	rc = change_check_rules(config, *found, rules, error);

@@ -52,5 +52,6 @@ struct change {
 	struct reactor_task tasks[]; /* one for each reactor */
 };
 
-/* "export \"x\"" */
-const char *change_label(const char *name, char out[CHANGE_LABEL_BYTES]);
+/* The text export "NAME", valid until the end of the enclosing block, like quote(). */
+#define change_label(name) change_label_into((char[CHANGE_LABEL_BYTES]){ 0 }, name)
+const char *change_label_into(char out[CHANGE_LABEL_BYTES], const char *name);

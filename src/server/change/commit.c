@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Carries out a change: opens its disks, prepares the engines and commits. */
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "server/change/change_private.h"
-#include "server/control.h"
 
 enum { PREPARE_STEP = 16 }; /* exports that a reactor prepares before it handles other work */
 
@@ -47,7 +45,6 @@ static int check_writers(
 {
 	const struct exports *exports = change->options.exports;
 	const struct served_export *other = NULL;
-	char shown[CHANGE_LABEL_BYTES];
 
 	for (uint32_t i = 0; writes_direct(item->after->export) && i < exports->count; i++) {
 		const struct served_export *served = exports->list[i];
@@ -66,7 +63,7 @@ static int check_writers(
 	error_set(error, -EBUSY,
 		"the %s uses the same disk through the page cache, and direct writes cannot be "
 		"added to that disk without a restart; use the same write-mode",
-		change_label(other->about.name, shown));
+		change_label(other->about.name));
 	served_export_blame(&item->after->about, error);
 	return -EBUSY;
 }
@@ -205,13 +202,8 @@ static int prepare_reactor(struct change *change, struct reactor *reactor, struc
 
 	while (rc == 0 && step.first < change->item_count) {
 		step.done = 0;
-		rc = reactor_call(reactor, prepare_step, &step);
-		if (rc < 0) {
-			error_set(error, rc, "%s", server_call_error(rc));
-			break;
-		}
+		rc = reactors_call(&reactor, 1, prepare_step, &step, error) ?: step.result;
 		step.first += step.done;
-		rc = step.result;
 	}
 	return rc;
 }

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The jobs of the control command "export", which change single exports. */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/bytes.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "server/change/job.h"

@@ -28,6 +28,12 @@ static bool is_snapshot_of_file(const char *path)
 	return is_there;
 }
 
+/* Returns whether the path begins with letters and a colon, such as "file:PATH". */
+static bool has_prefix(const char *path)
+{
+	return path[strspn(path, "abcdefghijklmnopqrstuvwxyz")] == ':';
+}
+
 /* Returns a hint for a disk that does not exist. NULL for a device or a disk that is only read,
  * because a new file must not take its place. */
 static const char *advice_for_absent(const struct server_export *entry)
@@ -49,7 +55,11 @@ static const char *advice_for_absent(const struct server_export *entry)
 		return "leave out '@' and the snapshot name: a flash store is served with all its "
 		       "snapshots, as EXPORT@NAME";
 	}
-	if (entry->store.read_only || strncmp(entry->path, "/dev/", strlen("/dev/")) == 0) {
+	if (has_prefix(entry->path) && !store_path_has_kind(entry->path)) {
+		return "leave out the word before the colon for a file or block device; other "
+		       "disks are flash:PATH, memory:SIZE and null:SIZE";
+	}
+	if (entry->store.read_only || disk_path_is_device(entry->path)) {
 		return NULL;
 	}
 	if (strncmp(entry->path, "flash:", strlen("flash:")) == 0) {
@@ -64,7 +74,9 @@ static void exports_advise(const struct server_export *entry, struct error *erro
 	const char *advice = advice_for_absent(entry);
 	struct error plain;
 
-	if (error == NULL || error->code != -ENOENT || advice == NULL) {
+	/* -ENOENT can also be another file of the export, such as an overlay. */
+	if (error == NULL || error->code != -ENOENT || advice == NULL ||
+		access(store_path_file(entry->path), F_OK) == 0) {
 		return;
 	}
 	plain = *error;
@@ -304,9 +316,8 @@ int exports_create(uint32_t room, struct exports *exports, struct error *error)
 	*exports = (struct exports){
 		.list = calloc(MAX(room, 1U), sizeof(struct served_export *)),
 		.exports = calloc(MAX(room, 1U), sizeof(struct export *)),
-		.paths = calloc(MAX(room, 1U), sizeof(char *)),
 	};
-	if (exports->list == NULL || exports->exports == NULL || exports->paths == NULL) {
+	if (exports->list == NULL || exports->exports == NULL) {
 		exports_free(exports);
 		return error_oom_for(error, "%u exports", room);
 	}
@@ -317,7 +328,6 @@ void exports_append(struct exports *exports, struct served_export *served)
 {
 	exports->list[exports->count] = served;
 	exports->exports[exports->count] = served->export;
-	exports->paths[exports->count] = served->about.path;
 	exports->count++;
 }
 
@@ -325,7 +335,6 @@ void exports_free(struct exports *exports)
 {
 	free(exports->list);
 	free(exports->exports);
-	free(exports->paths);
 	*exports = (struct exports){ 0 };
 }
 
@@ -343,9 +352,8 @@ int exports_need(const struct exports *exports, const char *name, struct served_
 	struct error *error)
 {
 	*served_out = exports_find(exports, name);
-	return *served_out != NULL
-		       ? 0
-		       : error_set(error, -ENOENT, "there is no export \"%s\"", quote(name));
+	return *served_out != NULL ? 0
+				   : error_set(error, -ENOENT, EXPORTS_ABSENT_TEXT, quote(name));
 }
 
 bool exports_end(const struct exports *exports)
@@ -502,7 +510,7 @@ int exports_open(const struct server_config *config, const struct upgrade_take *
 {
 	int rc = exports_create(config->export_count, exports, error);
 
-	return rc == 0 ? exports_open_all(config, false, take, exports, error) : rc;
+	return rc ?: exports_open_all(config, false, take, exports, error);
 }
 
 int exports_open_added(const struct server_config *config, const struct upgrade_take *take,

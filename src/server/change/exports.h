@@ -38,9 +38,7 @@ struct removed_export {
 
 struct exports {
 	struct served_export **list;
-	/* The exports and paths of the entries in `list`, in the same order. */
-	struct export **exports;
-	const char **paths;
+	struct export **exports; /* the exports of the entries in `list`, in the same order */
 	uint32_t count;
 	/* entries removed by earlier changes; owned, but not freed by exports_free() */
 	struct removed_export *removed;
@@ -59,6 +57,9 @@ GMB_MUST_CHECK int exports_open_added(const struct server_config *config,
 	const struct upgrade_take *take, struct exports *exports, struct error *error);
 /* Closes all exports. Called when no engine uses them. */
 void exports_close(struct exports *exports);
+/* The message about an unknown export: a format for its name, escaped. */
+#define EXPORTS_ABSENT_TEXT "there is no export \"%s\"; 'gmblock export list' shows the exports"
+
 /* NULL: there is no such export. */
 struct served_export *exports_find(const struct exports *exports, const char *name);
 /* Like exports_find(), but returns -ENOENT and an error message if there is no such export. */

@@ -111,20 +111,14 @@ void forecast_put(struct forecast *forecast)
 
 /* --- questions ------------------------------------------------------------------------------- */
 
-/* Returns the entry with the key, which is added if it is missing; NULL: no memory. */
+/* Adds an entry. NULL: no memory. */
 static struct entry *forecast_add(struct table *table, const void *key)
 {
-	struct entry *list = table->list;
-
-	if ((table->count & (table->count - 1)) == 0) { /* full: capacities are powers of two */
-		list = reallocarray(list, MAX(2 * (size_t)table->count, (size_t)1), sizeof(*list));
-		if (list == NULL) {
-			return NULL;
-		}
-		table->list = list;
+	if (array_grow(&table->list, table->count, sizeof(*table->list)) < 0) {
+		return NULL;
 	}
-	list[table->count] = (struct entry){ .key = key };
-	return &list[table->count++];
+	table->list[table->count] = (struct entry){ .key = key };
+	return &table->list[table->count++];
 }
 
 int forecast_rules(struct forecast *forecast, const struct export *export, struct access *rules)
@@ -202,8 +196,6 @@ static void forecast_look(void *context, const struct session *session)
 {
 	struct answer *answer = context;
 	const struct forecast *forecast = answer->forecast;
-	struct proof *proofs = answer->proofs;
-	uint32_t count = answer->proof_count;
 
 	if (session->export != NULL) {
 		count_rights(answer, session);
@@ -212,17 +204,13 @@ static void forecast_look(void *context, const struct session *session)
 		forecast_find(&forecast->policies, session->tls) == NULL) {
 		return;
 	}
-	if ((count & (count - 1)) == 0) {
-		proofs = reallocarray(proofs, MAX(2 * (size_t)count, (size_t)1), sizeof(*proofs));
-	}
-	if (proofs == NULL) {
+	if (array_grow(&answer->proofs, answer->proof_count, sizeof(*answer->proofs)) < 0) {
 		answer->failed = true;
 		return;
 	}
 	identity_get(session->peer.proved);
-	proofs[count] = (struct proof){ session->tls, session->peer.proved };
-	answer->proofs = proofs;
-	answer->proof_count++;
+	answer->proofs[answer->proof_count++] =
+		(struct proof){ session->tls, session->peer.proved };
 }
 
 static void forecast_collect(struct engine *engine, void *context)

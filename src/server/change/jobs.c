@@ -182,7 +182,6 @@ static bool may_stay(void *context, const struct session *session)
 	struct error error;
 	int rc;
 
-	GMB_UNUSED(context);
 	tls = tls_policy_context(session->tls);
 	rc = tls_context_recheck(tls, session->peer.proved, &error);
 	tls_context_put(tls);
@@ -556,7 +555,9 @@ void job_log(struct job *job)
 		complaint[0] = '\0';
 	} else if (!job->kind->repeats || strcmp(complaint, job->error.text) != 0) {
 		memcpy(complaint, job->error.text, sizeof(job->error.text));
-		log_error("%s", log_escape_sentence(shown, sizeof(shown), job->error.text));
+		/* The command that asked for the change reports the error. */
+		log_line(job->client != NULL && !job->is_applied ? LOG_LEVEL_INFO : LOG_LEVEL_ERROR,
+			"%s", log_escape_sentence(shown, sizeof(shown), job->error.text));
 	}
 	if (job->result < 0 && !job->is_applied) {
 		return;

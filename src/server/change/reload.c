@@ -32,6 +32,13 @@ static int read_config(struct job *job, struct error *error)
 			"for the list of fenced nodes; restart it, or run 'gmblock upgrade'",
 			config->nodes.rules[0].origin);
 	}
+	if (running->limits.isolated_threads == 0 && server_config_has_guests(running) &&
+		server_access_admits_others(config)) {
+		return error_set(error, -EINVAL,
+			"%s: the server was started without rules for other users, so it has no "
+			"threads for their virtual machines; restart it, or run 'gmblock upgrade'",
+			running->file_path);
+	}
 	return change_configure(job->change, config, error);
 }
 

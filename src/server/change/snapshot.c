@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -29,10 +28,10 @@ static struct served_export *find_snapshot(
 /* Returns whether the snapshot exists. about_out: NULL, or receives the store's description of
  * it. */
 static bool has_snapshot(
-	const struct served_export *parent, const char *snapshot, struct store_snapshot *about_out)
+	const struct export *parent, const char *snapshot, struct store_snapshot *about_out)
 {
 	struct store_snapshot list[STORE_SNAPSHOTS_MAX];
-	uint32_t count = store_snapshots(parent->export->store, list);
+	uint32_t count = store_snapshots(parent->store, list);
 
 	for (uint32_t i = 0; i < count; i++) {
 		if (strcmp(list[i].name, snapshot) == 0) {
@@ -99,7 +98,6 @@ static int ask_store(const struct job *job, const struct served_export *parent,
 		.lock = PTHREAD_MUTEX_INITIALIZER,
 		.changed = PTHREAD_COND_INITIALIZER,
 	};
-	char shown[CHANGE_LABEL_BYTES];
 
 	if (strlen(job->snapshot) >= sizeof(ask.request.snapshot.name)) {
 		return error_set(error, -EINVAL, "a snapshot name must have at most %d bytes",
@@ -119,7 +117,7 @@ static int ask_store(const struct job *job, const struct served_export *parent,
 	return ask.request.result == 0
 		       ? 0
 		       : error_set(error, ask.request.result, "%s %s",
-				 change_label(parent->about.name, shown), ask.request.error.text);
+				 change_label(parent->about.name), ask.request.error.text);
 }
 
 /* --- jobs ------------------------------------------------------------------------------------ */
@@ -148,12 +146,11 @@ static int begin_change(struct job *job, struct served_export **parent_out,
 {
 	const struct exports *exports = job->options->exports;
 	int rc = job_change(job, error) ?: exports_need(exports, job->name, parent_out, error);
-	char shown[CHANGE_LABEL_BYTES];
 
 	if (rc == 0 && !store_has_snapshots((*parent_out)->export->store)) {
 		rc = error_set(error, -EOPNOTSUPP,
 			"%s cannot have snapshots; only flash stores (flash:PATH) support them",
-			change_label((*parent_out)->about.name, shown));
+			change_label((*parent_out)->about.name));
 	}
 	if (rc == 0) {
 		*served_out = find_snapshot(exports, *parent_out, job->snapshot);
@@ -168,14 +165,13 @@ static int create_run(struct job *job, struct error *error)
 	struct served_export *parent;
 	struct served_export *dropped;
 	struct error undone;
-	char shown[CHANGE_LABEL_BYTES];
 	int rc = begin_change(job, &parent, &dropped, error);
 
-	if (rc == 0 && dropped != NULL && !has_snapshot(parent, job->snapshot, NULL)) {
+	if (rc == 0 && dropped != NULL && !has_snapshot(parent->export, job->snapshot, NULL)) {
 		rc = error_set(error, -EEXIST,
 			"%s was a snapshot that was dropped, and its clients are still being "
 			"disconnected; try again",
-			change_label(dropped->about.name, shown));
+			change_label(dropped->about.name));
 	}
 	rc = rc ?: ask_store(job, parent, STORE_SNAPSHOT_CREATE, error);
 	if (rc < 0) {
@@ -208,13 +204,12 @@ static int delete_run(struct job *job, struct error *error)
 	struct store_snapshot about = { 0 };
 	uint32_t clients = 0;
 	bool is_there;
-	char shown[CHANGE_LABEL_BYTES];
 	int rc = begin_change(job, &parent, &served, error);
 
 	if (rc < 0) {
 		return rc;
 	}
-	is_there = has_snapshot(parent, job->snapshot, &about);
+	is_there = has_snapshot(parent->export, job->snapshot, &about);
 	if (served != NULL) { /* relaxed, because the number is only for a message */
 		clients = atomic_load_explicit(&served->export->connections, memory_order_relaxed);
 	}
@@ -222,13 +217,13 @@ static int delete_run(struct job *job, struct error *error)
 		return error_set(error, -EBUSY,
 			"a push uses the snapshot '%s' of %s; end the push with --now or 'gmblock "
 			"push --cancel'",
-			job->snapshot, change_label(parent->about.name, shown));
+			job->snapshot, change_label(parent->about.name));
 	}
 	if (clients > 0 && job->deadline_ns > 0) {
 		return error_set(error, -EBUSY,
 			"%s is used by %u connection%s (see 'gmblock stats'); with --now, the "
 			"snapshot is deleted nevertheless and its clients are disconnected",
-			change_label(served->about.name, shown), clients, clients == 1 ? "" : "s");
+			change_label(served->about.name), clients, clients == 1 ? "" : "s");
 	}
 	if (served == NULL || is_there) {
 		rc = ask_store(job, parent, STORE_SNAPSHOT_DELETE, error);
@@ -267,16 +262,9 @@ static const struct served_export *next_dropped(
 {
 	while (*index_inout < exports->count) {
 		const struct served_export *served = exports->list[(*index_inout)++];
-		const char *snapshot = strrchr(served->about.name, '@');
-		struct store_snapshot list[STORE_SNAPSHOTS_MAX];
-		uint32_t count;
-		bool is_there = served->parent == NULL;
 
-		count = is_there ? 0 : store_snapshots(served->parent->store, list);
-		for (uint32_t i = 0; i < count; i++) {
-			is_there |= strcmp(list[i].name, snapshot + 1) == 0;
-		}
-		if (!is_there) {
+		if (served->parent != NULL &&
+			!has_snapshot(served->parent, strrchr(served->about.name, '@') + 1, NULL)) {
 			return served;
 		}
 	}
@@ -333,7 +321,6 @@ static int snapshots_json(
 {
 	struct served_export *only = NULL;
 	int rc = name != NULL ? exports_need(exports, name, &only, error) : 0;
-	char shown[CHANGE_LABEL_BYTES];
 	json_t *all;
 
 	if (rc < 0) {
@@ -342,7 +329,7 @@ static int snapshots_json(
 	if (only != NULL && only->parent != NULL) {
 		return error_set(error, -EOPNOTSUPP,
 			"%s is a snapshot, and a snapshot cannot have snapshots",
-			change_label(only->about.name, shown));
+			change_label(only->about.name));
 	}
 	all = json_array();
 	for (uint32_t i = 0; i < exports->count; i++) {
@@ -412,7 +399,6 @@ static void serve_snapshot(const struct change_options *options, const struct se
 {
 	struct change *change = NULL;
 	struct error error;
-	char shown[CHANGE_LABEL_BYTES];
 	int rc = change_create(options, &change, &error);
 
 	if (rc == 0) {
@@ -425,12 +411,12 @@ static void serve_snapshot(const struct change_options *options, const struct se
 		change_commit(change, exports);
 	} else {
 		log_warning("the snapshot '%s' of %s is not served: %s", snapshot,
-			change_label(parent->about.name, shown), error.text);
+			change_label(parent->about.name), error.text);
 	}
 	change_put(change);
 }
 
-bool snapshots_serve(const struct change_options *options, struct exports *exports)
+void snapshots_serve(const struct change_options *options, struct exports *exports)
 {
 	uint32_t before = exports->count;
 
@@ -446,5 +432,4 @@ bool snapshots_serve(const struct change_options *options, struct exports *expor
 			}
 		}
 	}
-	return exports->count > before;
 }

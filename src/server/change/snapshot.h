@@ -15,6 +15,6 @@
 /* Returns whether there are exports of snapshots that their stores have deleted for lack of space.
  * Called on the jobs' thread, while no change is in progress. */
 bool snapshots_were_dropped(const struct exports *exports);
-/* Serves the snapshots that the disks already had before the start; failures are logged. Returns
- * true if *exports has changed. Main thread, with all stores started. */
-bool snapshots_serve(const struct change_options *options, struct exports *exports);
+/* Serves the snapshots that the disks already had before the start; failures are logged. Main
+ * thread, with all stores started. */
+void snapshots_serve(const struct change_options *options, struct exports *exports);

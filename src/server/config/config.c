@@ -60,7 +60,7 @@ void server_config_fini(struct server_config *config)
 
 /* Grows the array before an element is added. Capacities are powers of two, so the count shows when
  * the array is full. */
-int server_config_grow(void *array_inout, uint32_t count, size_t element_bytes)
+int array_grow(void *array_inout, uint32_t count, size_t element_bytes)
 {
 	void **array = array_inout;
 	void *bigger;
@@ -85,9 +85,8 @@ int server_config_add_export(struct server_config *config, struct server_export 
 	entry->origin = strdup(origin);
 	if (config->export_count == SERVER_EXPORTS_MAX) {
 		rc = error_set(error, -EINVAL, "only %d exports are possible", SERVER_EXPORTS_MAX);
-	} else if (entry->origin == NULL ||
-		   server_config_grow(
-			   &config->exports, config->export_count, sizeof(*config->exports)) < 0) {
+	} else if (entry->origin == NULL || array_grow(&config->exports, config->export_count,
+						    sizeof(*config->exports)) < 0) {
 		rc = error_oom_for(error, "an export");
 	}
 	if (rc < 0) {
@@ -180,9 +179,8 @@ int server_config_add_listen(struct server_config *config, struct server_listen 
 		rc = error_set(error, -EINVAL, "only %d listening addresses are possible",
 			SERVER_LISTENS_MAX);
 	}
-	if (rc == 0 &&
-		(entry->origin == NULL || server_config_grow(&config->listens, config->listen_count,
-						  sizeof(*config->listens)) < 0)) {
+	if (rc == 0 && (entry->origin == NULL || array_grow(&config->listens, config->listen_count,
+							 sizeof(*config->listens)) < 0)) {
 		rc = error_oom_for(error, "a listening address");
 	}
 	if (rc < 0) {
@@ -219,6 +217,33 @@ static const char *memory_text(char out[UNITS_TEXT_BYTES], uint64_t bytes)
 	return out;
 }
 
+bool server_config_has_guests(const struct server_config *config)
+{
+	bool has_guests = false;
+
+	for (uint32_t i = 0; i < config->listen_count; i++) {
+		has_guests |= strcmp(config->listens[i].uri.protocol, EXPORT_URI_VHOST) == 0;
+	}
+	return has_guests;
+}
+
+/* Sets the number of threads. Guests' disks get as many threads for front ends of other users as
+ * for all other connections, so that they are not slower because they are isolated. Without access
+ * rules for them, other users have no rights. */
+static void finish_threads(struct server_config *config)
+{
+	struct server_limits *limits = &config->limits;
+
+	if (limits->threads == 0) {
+		limits->threads = MIN(cpus_allowed(), (uint32_t)SERVER_THREADS_MAX);
+	}
+	if (server_config_has_guests(config) && server_access_admits_others(config)) {
+		limits->threads = MIN(limits->threads, SERVER_THREADS_MAX - 1U);
+		limits->isolated_threads =
+			MIN(limits->threads, SERVER_THREADS_MAX - limits->threads);
+	}
+}
+
 static int finish_limits(struct server_config *config, struct error *error)
 {
 	struct server_limits *limits = &config->limits;
@@ -227,20 +252,19 @@ static int finish_limits(struct server_config *config, struct error *error)
 	char memory[UNITS_TEXT_BYTES];
 	char least[UNITS_TEXT_BYTES];
 	uint64_t sessions_max;
+	uint32_t threads;
 	int rc;
 
-	if (limits->threads == 0) {
-		limits->threads = MIN(cpus_allowed(), (uint32_t)SERVER_THREADS_MAX);
-	}
+	finish_threads(config);
+	threads = limits->threads + limits->isolated_threads;
 	defaults.threads = limits->threads;
 	engine_limits_default(&reactor);
-	defaults.memory_bytes = reactor.memory_bytes_max * limits->threads;
+	defaults.memory_bytes = reactor.memory_bytes_max * threads;
 	defaults.handshake_timeout_ns = reactor.handshake_timeout_ns;
 	defaults.connections_max = reactor.sessions_max * limits->threads;
 	defaults.inflight_max = reactor.inflight_per_session_max;
 	sessions_max = limits->memory_bytes != 0 ? limits->memory_bytes : defaults.memory_bytes;
-	sessions_max =
-		(uint64_t)engine_sessions_max(sessions_max / limits->threads) * limits->threads;
+	sessions_max = (uint64_t)engine_sessions_max(sessions_max / threads) * limits->threads;
 	defaults.connections_max = (uint32_t)MIN(sessions_max, (uint64_t)defaults.connections_max);
 	rc = server_config_set_defaults(config, &defaults, error);
 	if (rc < 0) {
@@ -250,20 +274,23 @@ static int finish_limits(struct server_config *config, struct error *error)
 		limits->connections_per_peer_max =
 			MAX(limits->connections_max / SERVER_PEER_DIVISOR, 1U);
 	}
-	if (limits->memory_bytes / limits->threads > MEMORY_BYTES_MAX) {
+	if (limits->memory_bytes / threads > MEMORY_BYTES_MAX) {
 		return error_set(error, -EINVAL,
 			"%s: %s of memory is too much for %u thread%s: a thread can use at most 8T",
 			config->memory_origin, units_format_bytes(memory, limits->memory_bytes),
-			limits->threads, limits->threads == 1 ? "" : "s");
+			threads, threads == 1 ? "" : "s");
 	}
-	if (limits->memory_bytes / limits->threads < ARENA_SLAB_BYTES) {
+	if (limits->memory_bytes / threads < ARENA_SLAB_BYTES) {
 		/* memory_bytes was given, because the default would be large enough */
 		GMB_ASSERT(config->memory_origin != NULL);
 		return error_set(error, -EINVAL,
-			"%s: %s of memory is too little for %u thread%s: each thread needs at "
+			"%s: %s of memory is too little for %u thread%s%s: each thread needs at "
 			"least %s; raise the memory limit or lower the number of threads",
-			config->memory_origin, memory_text(memory, limits->memory_bytes),
-			limits->threads, limits->threads == 1 ? "" : "s",
+			config->memory_origin, memory_text(memory, limits->memory_bytes), threads,
+			threads == 1 ? "" : "s",
+			limits->isolated_threads == 0
+				? ""
+				: ", some of them for virtual machines of other users",
 			units_format_bytes(least, ARENA_SLAB_BYTES));
 	}
 	if (limits->connections_max > sessions_max) {
@@ -406,6 +433,5 @@ int server_config_finish(struct server_config *config, struct error *error)
 	rc = rc ?: finish_sockets(config, error);
 	rc = rc ?: server_tls_finish(config, error);
 	rc = rc ?: server_access_finish(config, error);
-	rc = rc ?: finish_limits(config, error);
-	return rc;
+	return rc ?: finish_limits(config, error);
 }

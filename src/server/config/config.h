@@ -135,6 +135,9 @@ struct server_limits {
 	uint64_t handshake_timeout_ns;
 	uint64_t idle_timeout_ns; /* 0: none */
 	uint32_t threads;
+	/* Further threads, for connections that can delay their thread (session_kind.holds_thread);
+	 * 0 if no address has such connections. At most SERVER_THREADS_MAX with `threads`. */
+	uint32_t isolated_threads;
 	uint32_t connections_max;
 	uint32_t connections_per_peer_max;
 	uint32_t inflight_max; /* limit per connection */
@@ -167,10 +170,9 @@ struct server_config {
 	/* Rules on the command line; they come before those in the file. */
 	struct server_access_option *access_options;
 	uint32_t access_option_count;
-	struct server_rates rates;  /* rules in the file */
-	char *file_path;	    /* the file that was loaded, or NULL */
-	uint32_t file_export_first; /* index of the first export that the file describes */
-	char **export_folders;	    /* folders from which exports can be added later */
+	struct server_rates rates; /* rules in the file */
+	char *file_path;	   /* the file that was loaded, or NULL */
+	char **export_folders;	   /* folders from which exports can be added later */
 	uint32_t export_folder_count;
 	struct place *push_places; /* destinations that any client may push to */
 	uint32_t push_place_count;
@@ -271,6 +273,9 @@ void server_rates_fini(struct server_rates *rates);
  * spaces and "\" in a value; any other backslash is an ordinary character. */
 GMB_MUST_CHECK int server_config_add_access(
 	struct server_config *config, const char *text, struct error *error);
+/* Copies the text before the first unescaped character of stops, and returns a pointer to that
+ * character. A backslash that escapes one of them or another backslash is dropped. */
+const char *server_unescape(const char *from, const char *stops, char *out);
 /* Frees the access rules of the command line. */
 void server_access_options_fini(struct server_config *config);
 /* Checks the rules against exports and addresses, such as conditions that no listener can
@@ -280,6 +285,10 @@ GMB_MUST_CHECK int server_access_finish(const struct server_config *config, stru
 /* Returns the idx-th list of access rules, except the lists of rates and nodes; NULL after the
  * last one. */
 const struct server_access *server_access_list(const struct server_config *config, uint32_t idx);
+/* Returns whether a rule can give rights to a user of this machine other than root and the server's
+ * own user, which is the current one: before the server changes its user, rules for the later user
+ * count as well. Rules that name a node count if their other conditions permit it. */
+bool server_access_admits_others(const struct server_config *config);
 /* Sets lists to the lists of rules of an export, in order; NULL: no list. */
 void server_access_of(const struct server_config *config, const struct server_export *entry,
 	const struct server_access *lists[2]);
@@ -412,8 +421,9 @@ GMB_MUST_CHECK int server_config_add_listen(struct server_config *config,
 	struct server_listen *entry, const char *origin, struct error *error);
 /* Checks that the text is a mode for a Unix socket. */
 GMB_MUST_CHECK int server_config_check_mode(const char *text, struct error *error);
-/* Grows an array if needed, so that one more element fits. */
-GMB_MUST_CHECK int server_config_grow(void *array_inout, uint32_t count, size_t element_bytes);
+/* Grows an array with count elements if needed, so that one more fits. array_inout: the address of
+ * the pointer to the array, which is not changed on -ENOMEM. */
+GMB_MUST_CHECK int array_grow(void *array_inout, uint32_t count, size_t element_bytes);
 
 /* Reads a configuration file (gmblock.conf(5)): adds its exports and addresses, and sets those
  * limits that config does not have yet. Errors begin with FILE:LINE:COLUMN. (file.c) */
@@ -423,3 +433,5 @@ GMB_MUST_CHECK int server_config_load(
 /* Checks the configuration as a whole (at least one export, no name or address twice) and fills in
  * the defaults. The default address is not added here, because it depends on socket activation. */
 GMB_MUST_CHECK int server_config_finish(struct server_config *config, struct error *error);
+/* Returns whether there is an address for virtual machines (vhost-user-blk). */
+bool server_config_has_guests(const struct server_config *config);

@@ -14,19 +14,15 @@
 int server_settings_add(
 	struct server_settings *settings, const char *key, const char *value, struct error *error)
 {
-	struct server_setting *list =
-		reallocarray(settings->list, (size_t)settings->count + 1, sizeof(*list));
 	struct server_setting setting = { strdup(key), value != NULL ? strdup(value) : NULL };
 
-	if (list != NULL) {
-		settings->list = list;
-	}
-	if (list == NULL || setting.key == NULL || (value != NULL && setting.value == NULL)) {
+	if (setting.key == NULL || (value != NULL && setting.value == NULL) ||
+		array_grow(&settings->list, settings->count, sizeof(setting)) < 0) {
 		free(setting.key);
 		free(setting.value);
 		return error_oom_for(error, "a setting");
 	}
-	list[settings->count++] = setting;
+	settings->list[settings->count++] = setting;
 	return 0;
 }
 
@@ -137,7 +133,6 @@ int server_export_set_path(struct server_export *entry, const char *path, struct
 
 static int check_description(void *object, const char *value, struct error *error)
 {
-	GMB_UNUSED(object);
 	return check_wire_text(value, "text", error);
 }
 
@@ -148,17 +143,6 @@ static int set_max_memory(void *config, const char *value, struct error *error)
 	return rate_parse_memory(value, &entry->memory_max, error);
 }
 
-static int set_overlap(void *config, const char *value, struct error *error)
-{
-	struct server_export *entry = config;
-
-	if (strcmp(value, "auto") != 0 && strcmp(value, "off") != 0) {
-		return error_set(error, -EINVAL, "'%s' is neither auto nor off", quote(value));
-	}
-	entry->overlap = value[0] == 'o' ? PATH_OVERLAP_OFF : PATH_OVERLAP_AUTO;
-	return 0;
-}
-
 static int set_rate(void *config, const char *value, struct error *error)
 {
 	struct server_export *entry = config;
@@ -166,6 +150,9 @@ static int set_rate(void *config, const char *value, struct error *error)
 	return rate_parse(value, &entry->rate, error);
 }
 
+static const char *const overlap_words[] = {
+	[PATH_OVERLAP_AUTO] = "auto", [PATH_OVERLAP_OFF] = "off", NULL
+};
 static const char *const writers_words[] = {
 	[SERVER_WRITERS_ANY] = "any", [SERVER_WRITERS_ONE] = "one", NULL
 };
@@ -180,10 +167,10 @@ static const struct field own_fields[] = {
 		.flags = FIELD_LIVE, .min = 1, .max = 1000000, AT(connections_max) },
 	{ "max-memory", "SIZE", "maximum memory for the payload of all clients of this export",
 		"64M", .flags = FIELD_LIVE, .set = set_max_memory, AT(memory_max) },
-	{ "overlap", "auto|off",
+	{ "overlap", NULL,
 		"whether to send large reads in parts while the disk is still reading: auto "
 		"(default) if this is faster, off never",
-		"off", .set = set_overlap, AT(overlap) },
+		"off", .type = FIELD_WORD, .words = overlap_words, AT(overlap) },
 	{ "rate", "RATE[:requests=N][:burst=TIME]",
 		"limit for all clients together: RATE bytes and N requests per second; after a "
 		"pause, a burst can use the unused rate of up to TIME (default: 100ms)",
@@ -331,22 +318,6 @@ int server_export_copy(const struct server_export *entry, const struct server_se
 	return rc;
 }
 
-/*
- * Copies the text before the first unescaped stop character, and returns a pointer to that
- * character. A backslash that escapes stop or another backslash is dropped.
- */
-static const char *unescape_until(const char *from, char stop, char *out)
-{
-	while (*from != '\0' && *from != stop) {
-		if (from[0] == '\\' && from[1] != '\0' && (from[1] == stop || from[1] == '\\')) {
-			from++;
-		}
-		*out++ = *from++;
-	}
-	*out = '\0';
-	return from;
-}
-
 static int parse_keys(
 	struct server_export *entry, const char *cursor, char *scratch, struct error *error)
 {
@@ -355,7 +326,7 @@ static int parse_keys(
 	while (*cursor == ',' && rc == 0) {
 		char *value;
 
-		cursor = unescape_until(cursor + 1, ',', scratch);
+		cursor = server_unescape(cursor + 1, ",", scratch);
 		value = strchr(scratch, '=');
 		if (value != NULL) {
 			*value++ = '\0';
@@ -373,7 +344,7 @@ static int parse_keys(
 static int parse_with_scratch(
 	struct server_export *entry, const char *text, char *scratch, struct error *error)
 {
-	const char *cursor = unescape_until(text, '=', scratch);
+	const char *cursor = server_unescape(text, "=", scratch);
 	int rc;
 
 	if (*cursor != '=') {
@@ -384,7 +355,7 @@ static int parse_with_scratch(
 	if (rc < 0) {
 		return rc;
 	}
-	cursor = unescape_until(cursor + 1, ',', scratch);
+	cursor = server_unescape(cursor + 1, ",", scratch);
 	rc = server_export_set_path(entry, scratch, error);
 	if (rc < 0) {
 		return rc;

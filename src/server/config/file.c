@@ -3,7 +3,6 @@
  * values. */
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "server/config/config.h"
@@ -39,7 +38,6 @@ static int read_listen(void *context, const struct config_node *node, const stru
 	char origin[CONFIG_ORIGIN_BYTES];
 	int rc;
 
-	GMB_UNUSED(field);
 	rc = config_yaml_is_group(node)
 		     ? config_yaml_group(node, server_listen_field, read_listen_key, &entry, error)
 		     : read_listen_key(&entry, node, server_listen_field(0), error);
@@ -107,7 +105,6 @@ static int read_access_rule(void *context, const struct config_node *node,
 	char origin[CONFIG_ORIGIN_BYTES];
 	int rc = read_rule(node, server_access_field, &rule, error);
 
-	GMB_UNUSED(field);
 	return rc < 0 ? rc
 		      : server_access_add(context, &rule, config_yaml_origin(node, origin), error);
 }
@@ -119,7 +116,6 @@ static int read_node(void *context, const struct config_node *node, const struct
 	char origin[CONFIG_ORIGIN_BYTES];
 	int rc = read_rule(node, server_node_field, &rule, error);
 
-	GMB_UNUSED(field);
 	return rc < 0 ? rc
 		      : server_node_add(context, &rule, config_yaml_origin(node, origin), error);
 }
@@ -144,7 +140,6 @@ static int read_rate_rule(void *context, const struct config_node *node, const s
 	char origin[CONFIG_ORIGIN_BYTES];
 	int rc = read_rule(node, server_rate_field, &rule, error);
 
-	GMB_UNUSED(field);
 	return rc < 0 ? rc
 		      : server_rate_add(context, &rule, config_yaml_origin(node, origin), error);
 }
@@ -187,7 +182,6 @@ static int read_export_value(void *context, const struct config_node *node,
 	const char *text = NULL;
 	int rc = config_yaml_text(node, &text, error);
 
-	GMB_UNUSED(unused);
 	return rc < 0 ? rc : server_export_set(reader->entry, reader->field->key, text, error);
 }
 
@@ -219,12 +213,14 @@ static int read_export(void *context, const struct config_node *node, const stru
 	char origin[CONFIG_ORIGIN_BYTES];
 	int rc;
 
-	GMB_UNUSED(field);
 	server_export_init(&entry);
 	entry.syntax = SERVER_SYNTAX_FILE;
 	rc = config_yaml_group(node, export_key, read_export_key, &entry, error);
-	if (rc == 0 && (entry.name == NULL || entry.path == NULL)) {
-		rc = missing(entry.name == NULL ? "name" : "path", error);
+	if (rc == 0 && entry.name == NULL) {
+		rc = error_set(error, -EINVAL,
+			"the key 'name' is missing; the default export has the name \"\"");
+	} else if (rc == 0 && entry.path == NULL) {
+		rc = missing("path", error);
 	}
 	if (rc < 0) {
 		server_export_fini(&entry);
@@ -267,55 +263,33 @@ static int read_option(void *context, const struct config_node *node, const stru
 	return rc < 0 ? rc : server_config_file_option(context, field, text, origin, error);
 }
 
-static int read_limits(
-	const struct config_node *node, struct server_config *config, struct error *error)
-{
-	return config_yaml_group(node, limit, read_option, config, error);
-}
-
-static int read_listens(
-	const struct config_node *node, struct server_config *config, struct error *error)
-{
-	return config_yaml_list(node, read_listen, config, error);
-}
-
-static int read_exports(
-	const struct config_node *node, struct server_config *config, struct error *error)
-{
-	return config_yaml_list(node, read_export, config, error);
-}
-
-static int read_common_access(
-	const struct config_node *node, struct server_config *config, struct error *error)
-{
-	return read_access(node, &config->access, error);
-}
-
-static int read_rates(
-	const struct config_node *node, struct server_config *config, struct error *error)
-{
-	return config_yaml_list(node, read_rate_rule, &config->rates, error);
-}
-
-static int read_nodes(
-	const struct config_node *node, struct server_config *config, struct error *error)
-{
-	return config_yaml_list(node, read_node, &config->nodes, error);
-}
-
 /* Sections of the file that are not options of the command line. */
 static const struct section {
 	struct field field;
-	int (*read)(
-		const struct config_node *node, struct server_config *config, struct error *error);
+	/* Reads each entry of a list. NULL: the section is the group of limits. */
+	config_read *read;
+	size_t offset; /* of the context of read() in struct server_config */
 } sections[] = {
-	{ { "listen" }, read_listens },
-	{ { "limits" }, read_limits },
-	{ { "exports" }, read_exports },
-	{ { "access" }, read_common_access },
-	{ { "nodes" }, read_nodes },
-	{ { "rates" }, read_rates },
+	{ { "listen" }, read_listen, 0 },
+	{ { "limits" }, NULL, 0 },
+	{ { "exports" }, read_export, 0 },
+	{ { "access" }, read_access_rule, offsetof(struct server_config, access) },
+	{ { "nodes" }, read_node, offsetof(struct server_config, nodes) },
+	{ { "rates" }, read_rate_rule, offsetof(struct server_config, rates) },
 };
+
+static int read_section(const struct section *section, const struct config_node *node,
+	struct server_config *config, struct error *error)
+{
+	void *into = (char *)config + section->offset;
+
+	if (section->read == NULL) {
+		return config_yaml_group(node, limit, read_option, config, error);
+	}
+	return section->read == read_access_rule
+		       ? read_access(node, into, error)
+		       : config_yaml_list(node, section->read, into, error);
+}
 
 static const struct field *top_key(uint32_t idx)
 {
@@ -336,7 +310,6 @@ static int read_option_value(void *context, const struct config_node *node,
 {
 	const struct option_reader *reader = context;
 
-	GMB_UNUSED(unused);
 	return read_option(reader->config, node, reader->field, error);
 }
 
@@ -347,7 +320,7 @@ static int read_top_key(void *context, const struct config_node *node, const str
 
 	for (uint32_t i = 0; i < ARRAY_COUNT(sections); i++) {
 		if (field == &sections[i].field) {
-			return sections[i].read(node, context, error);
+			return read_section(&sections[i], node, context, error);
 		}
 	}
 	return (field->flags & FIELD_REPEATS) != 0
@@ -362,7 +335,6 @@ int server_config_load(struct server_config *config, const char *path, struct er
 	int rc;
 
 	config->file_path = strdup(path);
-	config->file_export_first = config->export_count;
 	if (config->file_path == NULL) {
 		return error_oom_for(error, "a path");
 	}

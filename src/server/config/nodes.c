@@ -2,7 +2,6 @@
 /* A node is a machine of a cluster: a name, and conditions that all connections of the machine
  * meet. So they can be fenced together, whichever protocol and credentials they use. */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"

@@ -78,7 +78,7 @@ static int add_command(void *object, const char *command, struct error *error)
 			"the command is empty; give one such as 'nbdinfo \"$uri\"'");
 	}
 	copy = strdup(command);
-	if (copy == NULL || server_config_grow(&config->commands, config->command_count,
+	if (copy == NULL || array_grow(&config->commands, config->command_count,
 				    sizeof(*config->commands)) < 0) {
 		free(copy);
 		return error_oom_for(error, "a command");
@@ -97,7 +97,7 @@ static int add_export_folder(void *object, const char *path, struct error *error
 	if (real == NULL) {
 		return error_set(error, -errno, "%s: %s", quote(path), strerror(errno));
 	}
-	if (server_config_grow(&config->export_folders, config->export_folder_count,
+	if (array_grow(&config->export_folders, config->export_folder_count,
 		    sizeof(*config->export_folders)) < 0) {
 		free(real);
 		return error_oom_for(error, "a folder");
@@ -112,7 +112,7 @@ static int add_push_place(void *object, const char *text, struct error *error)
 	struct place place;
 	int rc = place_parse(text, &place, error);
 
-	if (rc == 0 && server_config_grow(&config->push_places, config->push_place_count,
+	if (rc == 0 && array_grow(&config->push_places, config->push_place_count,
 			       sizeof(*config->push_places)) < 0) {
 		place_fini(&place);
 		rc = error_oom_for(error, "a destination");
@@ -198,7 +198,6 @@ static int check_metrics(void *object, const char *text, struct error *error)
 	struct export_uri uri;
 	int rc = scrape_uri_parse(text, &uri, error);
 
-	GMB_UNUSED(object);
 	if (rc == 0) {
 		export_uri_fini(&uri);
 	}
@@ -207,7 +206,6 @@ static int check_metrics(void *object, const char *text, struct error *error)
 
 static int check_socket_mode(void *object, const char *text, struct error *error)
 {
-	GMB_UNUSED(object);
 	return server_config_check_mode(text, error);
 }
 
@@ -217,7 +215,6 @@ static int note_memory_origin(void *object, const char *text, struct error *erro
 	struct server_config *config = object;
 	char *copy = strdup(config->origin);
 
-	GMB_UNUSED(text);
 	if (copy == NULL) {
 		return error_oom_for(error, "a limit");
 	}

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/place.h"
+#include "base/rights.h"
 #include "base/text.h"
 #include "server/config/config.h"
 
@@ -270,7 +271,7 @@ static int append_rule(struct server_access *access, struct access_rule *rule, c
 		rule->text = strdup(text);
 	}
 	if (rc == 0 && (rule->origin == NULL || rule->text == NULL ||
-			       server_config_grow(&access->rules, count, sizeof(*rule)) < 0)) {
+			       array_grow(&access->rules, count, sizeof(*rule)) < 0)) {
 		rc = error_oom_for(error, "an access rule");
 	}
 	if (rc < 0) {
@@ -318,9 +319,7 @@ void server_access_fini(struct server_access *access)
 /* --- the command line --------------------------------------------------------------------------
  */
 
-/* Copies the text before the first unescaped stop character, and returns a pointer to that
- * character. A backslash that escapes a stop character or another backslash is dropped. */
-static const char *copy_until(const char *from, const char *stops, char *out)
+const char *server_unescape(const char *from, const char *stops, char *out)
 {
 	while (*from != '\0' && strchr(stops, *from) == NULL) {
 		if (from[0] == '\\' && from[1] != '\0' &&
@@ -344,7 +343,8 @@ static int parse_rule_word(
 
 	if (value == NULL) {
 		return error_set(error, -EINVAL,
-			"'%s' has no '='; write KEY=VALUE, and \"\\ \" for a space inside a value",
+			"'%s' has no '='; write KEY=VALUE, such as rights=ro or "
+			"address=10.0.0.0/8, and \"\\ \" for a space inside a value",
 			quote(word));
 	}
 	*value++ = '\0';
@@ -366,7 +366,7 @@ static int parse_rule_word(
  * key comes first. *name_out is NULL if there is no name. Returns the start of the rule. */
 static const char *parse_name(const char *text, char *scratch, const char **name_out)
 {
-	const char *end = copy_until(text, ":=", scratch);
+	const char *end = server_unescape(text, ":=", scratch);
 	bool has_name = end[0] == ':' && (end[1] == ' ' || end[1] == '\0');
 
 	*name_out = has_name ? scratch : NULL;
@@ -385,7 +385,7 @@ static int parse_rule(
 			text++;
 			continue;
 		}
-		text = copy_until(text, " ", scratch);
+		text = server_unescape(text, " ", scratch);
 		rc = parse_rule_word(rule, scratch, &has_rights, error);
 		if (rc < 0) {
 			return rc;
@@ -397,41 +397,44 @@ static int parse_rule(
 				    "rights=none");
 }
 
-/* Returns the command line's rules for the export, an empty list if there are none yet. name NULL:
- * for exports without rules of their own. Returns NULL if there is no memory. */
-static struct server_access_option *option_for(struct server_config *config, const char *name)
+/* Returns the command line's rules for an export; name NULL: for exports without rules of their
+ * own. NULL: there are none. */
+static struct server_access *option_of(const struct server_config *config, const char *name)
 {
-	struct server_access_option *options;
-	struct server_access_option *option;
-
 	for (uint32_t i = 0; i < config->access_option_count; i++) {
-		option = &config->access_options[i];
-		if (name == NULL || option->export_name == NULL
-				? name == option->export_name
-				: strcmp(name, option->export_name) == 0) {
-			return option;
+		const char *other = config->access_options[i].export_name;
+
+		if (name == NULL || other == NULL ? name == other : strcmp(name, other) == 0) {
+			return &config->access_options[i].access;
 		}
 	}
-	options = reallocarray(
-		config->access_options, config->access_option_count + 1, sizeof(*options));
-	if (options == NULL) {
-		return NULL;
+	return NULL;
+}
+
+/* Like option_of(), but adds an empty list if there are no rules yet. NULL: no memory. */
+static struct server_access *option_for(struct server_config *config, const char *name)
+{
+	struct server_access *found = option_of(config, name);
+	struct server_access_option *option;
+
+	if (found != NULL || array_grow(&config->access_options, config->access_option_count,
+				     sizeof(*option)) < 0) {
+		return found;
 	}
-	config->access_options = options;
-	option = &options[config->access_option_count];
+	option = &config->access_options[config->access_option_count];
 	*option =
 		(struct server_access_option){ .export_name = name != NULL ? strdup(name) : NULL };
 	if (name != NULL && option->export_name == NULL) {
 		return NULL;
 	}
 	config->access_option_count++;
-	return option;
+	return &option->access;
 }
 
 static int add_option(
 	struct server_config *config, const char *text, char *scratch, struct error *error)
 {
-	struct server_access_option *option;
+	struct server_access *access;
 	struct server_rule rule = { 0 };
 	char origin[ORIGIN_BYTES];
 	const char *name;
@@ -439,8 +442,8 @@ static int add_option(
 
 	snprintf(origin, sizeof(origin), "--access: \"%s\"", quote(text));
 	text = parse_name(text, scratch, &name);
-	option = option_for(config, name);
-	if (option == NULL) {
+	access = option_for(config, name);
+	if (access == NULL) {
 		return error_oom_for(error, "an access rule");
 	}
 	rc = parse_rule(&rule, text, scratch, error);
@@ -449,7 +452,7 @@ static int add_option(
 		return rc;
 	}
 	rule.access.rights |= rule.fence ? ENGINE_RIGHT_FENCE : 0;
-	return append_rule(&option->access, &rule.access, origin, text + strspn(text, " "), error);
+	return append_rule(access, &rule.access, origin, text + strspn(text, " "), error);
 }
 
 int server_config_add_access(struct server_config *config, const char *text, struct error *error)
@@ -499,6 +502,41 @@ const struct server_access *server_access_list(const struct server_config *confi
 	}
 	idx -= config->access_option_count;
 	return idx < config->export_count ? &config->exports[idx].access : NULL;
+}
+
+/* Returns whether the rule gives rights to another user on a Unix socket, who has neither an
+ * address nor an identity of TLS. */
+static bool admits_others(const struct access_rule *rule)
+{
+	bool admits = (rule->rights & (ENGINE_RIGHT_READ | ENGINE_RIGHT_WRITE)) != 0;
+
+	for (uint32_t i = 0; i < rule->condition_count; i++) {
+		const struct access_condition *condition = &rule->conditions[i];
+		uint32_t uid;
+
+		if (condition->kind == ACCESS_UID) {
+			memcpy(&uid, condition->data, sizeof(uid));
+			admits &= rights_is_stranger(uid);
+		} else if (condition->kind == ACCESS_TLS) {
+			admits &= condition->data[0] == 0;
+		} else {
+			admits &= condition->kind == ACCESS_NODE;
+		}
+	}
+	return admits;
+}
+
+bool server_access_admits_others(const struct server_config *config)
+{
+	const struct server_access *list;
+	bool admits = false;
+
+	for (uint32_t i = 0; (list = server_access_list(config, i)) != NULL; i++) {
+		for (uint32_t k = 0; k < list->rule_count; k++) {
+			admits |= admits_others(&list->rules[k]);
+		}
+	}
+	return admits;
 }
 
 /* Returns the first rule of the list that requires a certificate, or NULL. */
@@ -573,20 +611,6 @@ int server_access_finish(const struct server_config *config, struct error *error
 	}
 	return check_fence(config, error) ?: server_nodes_finish(config, error)
 		?: check_certificates(config, error);
-}
-
-/* Returns the command line's rules for an export; name NULL: for exports without rules of their
- * own. NULL: there are none. */
-static const struct server_access *option_of(const struct server_config *config, const char *name)
-{
-	for (uint32_t i = 0; i < config->access_option_count; i++) {
-		const char *other = config->access_options[i].export_name;
-
-		if (name == NULL || other == NULL ? name == other : strcmp(name, other) == 0) {
-			return &config->access_options[i].access;
-		}
-	}
-	return NULL;
 }
 
 /* Builds one list from the command line's rules and the file's rules. *access_out is NULL if both
@@ -678,7 +702,7 @@ int server_rate_add(struct server_rates *rates, struct server_rule *rule, const 
 
 	if (count == RATE_RULES_MAX) {
 		rc = error_set(error, -EINVAL, "only %d rate rules are possible", RATE_RULES_MAX);
-	} else if (server_config_grow(&rates->rules, count, sizeof(*rates->rules)) < 0) {
+	} else if (array_grow(&rates->rules, count, sizeof(*rates->rules)) < 0) {
 		rc = error_oom_for(error, "a rate rule");
 	}
 	if (rc < 0) {

@@ -52,12 +52,10 @@ void fencing_remove(struct fencing *fencing, struct fencing_entry *entry)
 	fenced_free(entry);
 }
 
-/* Adds an entry with the rules of the configuration. NULL: no memory, or no room. */
 struct fencing_entry *fencing_add(struct fencing *fencing, const char *node)
 {
 	struct fencing_entry *entry =
 		fencing->entry_count < FENCE_NODES_MAX ? calloc(1, sizeof(*entry)) : NULL;
-	bool grown = false;
 
 	if (entry == NULL) {
 		return NULL;
@@ -66,7 +64,7 @@ struct fencing_entry *fencing_add(struct fencing *fencing, const char *node)
 	entry->record.since_s = (uint64_t)time(NULL);
 	entry->state = FENCING_WANTED;
 	entry->unwritten = true;
-	if (fence_rules_add(&entry->record.rules, &fencing->nodes, node, &grown) < 0) {
+	if (fence_rules_add(&entry->record.rules, &fencing->nodes, node, NULL) < 0) {
 		fenced_free(entry);
 		return NULL;
 	}
@@ -91,8 +89,6 @@ bool fencing_is_configured(const struct fencing *fencing, const char *node)
 	return false;
 }
 
-/* Copies the name of a rule's node. Returns false, without effect, if an earlier rule is of the
- * same node. */
 bool fencing_name(const struct fencing *fencing, uint32_t idx, char out[FENCE_NAME_BYTES])
 {
 	const struct access_condition *name = name_at(fencing, idx);
@@ -109,7 +105,6 @@ bool fencing_name(const struct fencing *fencing, uint32_t idx, char out[FENCE_NA
 	return true;
 }
 
-/* Requires a new look at the engines before the fence counts as complete. */
 void fencing_look_again(struct fencing_entry *entry, uint64_t serial)
 {
 	entry->serial = serial;
@@ -122,7 +117,6 @@ void fencing_look_again(struct fencing_entry *entry, uint64_t serial)
 	}
 }
 
-/* Replaces the entries by the records of a list, whose rules they take. */
 int fencing_take_records(struct fencing *fencing, struct fence_list *list)
 {
 	while (fencing->entry_count > 0) {
@@ -146,7 +140,6 @@ int fencing_take_records(struct fencing *fencing, struct fence_list *list)
 /* --- what the engines use; with the lock held --------------------------------------------------
  */
 
-/* Returns a list of the entries in force, or NULL if there is no memory. */
 struct fence_nodes *fencing_in_force(const struct fencing *fencing)
 {
 	struct fence_nodes *nodes = fence_nodes_create(fencing->entry_count);
@@ -169,7 +162,6 @@ struct fence_nodes *fencing_in_force(const struct fencing *fencing)
 	return nodes;
 }
 
-/* Makes the engines use the entries in force. If there is no memory, the thread tries it again. */
 void fencing_publish(struct fencing *fencing)
 {
 	struct fence_nodes *nodes = fencing_in_force(fencing);
@@ -183,7 +175,6 @@ void fencing_publish(struct fencing *fencing)
 
 /* --- the configuration ------------------------------------------------------------------------ */
 
-/* Adds the rules of the configuration to the fenced nodes. Called with the lock held. */
 int fencing_grow(struct fencing *fencing)
 {
 	int rc = 0;
@@ -214,13 +205,12 @@ static struct fence_nodes *all_nodes(const struct fencing *fencing)
 	for (uint32_t i = 0; nodes != NULL && i < fencing->nodes.rule_count; i++) {
 		struct fence_node *node = &nodes->nodes[nodes->count];
 		struct server_access rules = { 0 };
-		bool grown = false;
 		int rc;
 
 		if (!fencing_name(fencing, i, node->name)) {
 			continue;
 		}
-		rc = fence_rules_add(&rules, &fencing->nodes, node->name, &grown);
+		rc = fence_rules_add(&rules, &fencing->nodes, node->name, NULL);
 		rc = rc ?: access_create(rules.rules, rules.rule_count, &node->rules);
 		server_access_fini(&rules);
 		if (rc < 0) {
@@ -230,39 +220,6 @@ static struct fence_nodes *all_nodes(const struct fencing *fencing)
 		nodes->count++;
 	}
 	return nodes;
-}
-
-/* Adds copies of the nodes in `from`, with their names, that `out` does not contain. After an
- * error, `out` is empty. */
-static int copy_nodes(const struct server_access *from, struct server_access *out)
-{
-	int rc = 0;
-
-	for (uint32_t i = 0; rc == 0 && i < from->rule_count; i++) {
-		struct access_rule copy = { 0 };
-
-		if (fence_rules_has(out, &from->rules[i])) {
-			continue;
-		}
-		for (uint32_t k = 0; rc == 0 && k < from->rules[i].condition_count; k++) {
-			const struct access_condition *condition = &from->rules[i].conditions[k];
-
-			rc = access_rule_add(
-				&copy, condition->kind, condition->data, condition->bytes);
-		}
-		copy.origin = strdup(from->rules[i].origin);
-		if (rc < 0 || copy.origin == NULL ||
-			server_config_grow(&out->rules, out->rule_count, sizeof(copy)) < 0) {
-			access_rule_fini(&copy);
-			rc = -ENOMEM;
-		} else {
-			out->rules[out->rule_count++] = copy;
-		}
-	}
-	if (rc < 0) {
-		server_access_fini(out);
-	}
-	return rc;
 }
 
 int fencing_configure(struct fencing *fencing, const struct server_config *config, bool keeps,
@@ -282,13 +239,14 @@ int fencing_configure(struct fencing *fencing, const struct server_config *confi
 		return rc;
 	}
 	fence_set_rights(fencing->fence, rights);
-	rc = copy_nodes(&config->nodes, &nodes);
+	rc = fence_rules_add(&nodes, &config->nodes, NULL, NULL);
 	count = nodes.rule_count;
 	/* Only this thread changes fencing->nodes. */
 	if (rc == 0 && keeps) {
-		rc = copy_nodes(&fencing->nodes, &nodes);
+		rc = fence_rules_add(&nodes, &fencing->nodes, NULL, NULL);
 	}
 	if (rc < 0) {
+		server_access_fini(&nodes);
 		return error_oom_for(error, "the nodes");
 	}
 	pthread_mutex_lock(&fencing->lock);

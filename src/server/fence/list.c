@@ -52,8 +52,7 @@ bool fence_rules_has(const struct server_access *access, const struct access_rul
 static int keep_rule(struct server_access *into, struct access_rule *rule, const char *name)
 {
 	rule->origin = strdup(name); /* any text: only matching rules have one */
-	if (rule->origin == NULL ||
-		server_config_grow(&into->rules, into->rule_count, sizeof(*rule)) < 0) {
+	if (rule->origin == NULL || array_grow(&into->rules, into->rule_count, sizeof(*rule)) < 0) {
 		access_rule_fini(rule);
 		return -ENOMEM;
 	}
@@ -65,8 +64,8 @@ static bool is_rule_of(const struct access_rule *rule, const char *name)
 {
 	const struct access_condition *node = access_condition_find(rule, ACCESS_NODE);
 
-	return name == NULL || (node != NULL && node->bytes == strlen(name) &&
-				       memcmp(node->data, name, node->bytes) == 0);
+	return node != NULL && node->bytes == strlen(name) &&
+	       memcmp(node->data, name, node->bytes) == 0;
 }
 
 int fence_rules_add(
@@ -78,20 +77,25 @@ int fence_rules_add(
 		const struct access_rule *rule = &from->rules[i];
 		struct access_rule copy = { 0 };
 
+		if (name != NULL && !is_rule_of(rule, name)) {
+			continue;
+		}
 		for (uint32_t k = 0; rc == 0 && k < rule->condition_count; k++) {
 			const struct access_condition *condition = &rule->conditions[k];
 
-			if (condition->kind != ACCESS_NODE) {
+			if (name == NULL || condition->kind != ACCESS_NODE) {
 				rc = access_rule_add(
 					&copy, condition->kind, condition->data, condition->bytes);
 			}
 		}
-		if (rc < 0 || !is_rule_of(rule, name) || fence_rules_has(into, &copy)) {
+		if (rc < 0 || fence_rules_has(into, &copy)) {
 			access_rule_fini(&copy);
 			continue;
 		}
-		rc = keep_rule(into, &copy, name != NULL ? name : "");
-		*grown |= rc == 0;
+		rc = keep_rule(into, &copy, name != NULL ? name : rule->origin);
+		if (rc == 0 && grown != NULL) {
+			*grown = true;
+		}
 	}
 	return rc;
 }
@@ -293,7 +297,7 @@ static int take_node(struct reader *reader)
 			return -EPROTO;
 		}
 	}
-	if (server_config_grow(&list->records, list->count, sizeof(record)) < 0) {
+	if (array_grow(&list->records, list->count, sizeof(record)) < 0) {
 		return -ENOMEM;
 	}
 	list->records[list->count++] = record;

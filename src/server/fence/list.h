@@ -50,7 +50,8 @@ GMB_MUST_CHECK int fence_list_read(
 	const struct state_folder *folder, struct fence_list *list, struct error *error);
 
 bool fence_rules_has(const struct server_access *access, const struct access_rule *rule);
-/* Adds copies of the rules that `into` does not contain, without the condition ACCESS_NODE. name:
- * only rules of this node; NULL: all rules. Sets *grown if a rule was added. -ENOMEM. */
+/* Adds copies of the rules that `into` does not contain. name: only rules of this node, without the
+ * condition ACCESS_NODE; NULL: all rules, with it. Sets *grown, unless grown is NULL, if a rule was
+ * added. -ENOMEM. */
 GMB_MUST_CHECK int fence_rules_add(struct server_access *into, const struct server_access *from,
 	const char *name, bool *grown);

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,7 +62,6 @@ static void look_back(struct ring *ring, struct ring_message *message)
 	struct fencing_look *look = container_of(message, struct fencing_look, back);
 	struct fencing *fencing = look->fencing;
 
-	GMB_UNUSED(ring);
 	pthread_mutex_lock(&fencing->lock);
 	for (uint32_t i = 0; i < look->nodes->count; i++) {
 		struct fencing_entry *entry = fencing_find(fencing, look->nodes->nodes[i].name);
@@ -206,9 +204,7 @@ static void fencing_write(struct fencing *fencing)
 
 	fencing->writing = true;
 	pthread_mutex_unlock(&fencing->lock);
-	if (rc == 0) {
-		rc = state_folder_replace(fencing->folder, fence_list_file, text, bytes, &error);
-	}
+	rc = rc ?: state_folder_replace(fencing->folder, fence_list_file, text, bytes, &error);
 	free(text);
 	pthread_mutex_lock(&fencing->lock);
 	fencing->writing = false;
@@ -223,7 +219,8 @@ static void fencing_write(struct fencing *fencing)
 
 static bool is_pending(const struct fencing *fencing)
 {
-	bool pending = fencing->unpublished;
+	bool pending = fencing->unpublished ||
+		       (fencing->grown && !fencing->held && state_folder_serves(fencing->folder));
 
 	for (uint32_t i = 0; i < fencing->entry_count; i++) {
 		pending |= fencing->entries[i]->state == FENCING_FENCED;
@@ -235,7 +232,6 @@ static void timer_done(struct ring_op *op, int result)
 {
 	struct fencing *fencing = container_of(op, struct fencing, timer);
 
-	GMB_UNUSED(result);
 	pthread_mutex_lock(&fencing->lock);
 	if (is_pending(fencing)) {
 		look_begin(fencing);
@@ -270,7 +266,6 @@ static void woken(struct ring *ring, struct ring_message *message)
 {
 	struct fencing *fencing = container_of(message, struct fencing, wake);
 
-	GMB_UNUSED(ring);
 	pthread_mutex_lock(&fencing->lock);
 	fencing->wakes = false;
 	fencing->pause_ns = 0;
@@ -278,7 +273,6 @@ static void woken(struct ring *ring, struct ring_message *message)
 	fencing_work(fencing);
 }
 
-/* Makes the thread call fencing_work(). Called with the lock held. */
 void fencing_wake(struct fencing *fencing)
 {
 	if (!fencing->wakes && fencing->ring != NULL) {

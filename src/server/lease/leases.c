@@ -253,8 +253,8 @@ int leases_open(const struct state_folder *folder, bool is_taking, struct leases
 	if (leases->book == NULL) {
 		rc = error_oom_for(error, "the leases");
 	} else if (folder->fd >= 0) {
-		/* The record of an old process is replaced when this one serves, even if no lease
-		 * changes: the old one may have kept none. */
+		/* When this process serves, it writes the record even if no lease changes, because
+		 * the old process might not have had a record. */
 		lease_book_set_desk(leases->book, &desk, is_taking);
 		rc = is_taking ? 0 : record_read(leases, error);
 	}

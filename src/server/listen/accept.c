@@ -136,7 +136,6 @@ static void pause_done(struct ring_op *op, int result)
 {
 	struct door *door = container_of(op, struct door, op);
 
-	GMB_UNUSED(result);
 	if (door->acceptor->stopping || door->is_removed) {
 		shut_door(door);
 	} else {
@@ -144,16 +143,24 @@ static void pause_done(struct ring_op *op, int result)
 	}
 }
 
-static struct reactor *emptiest_reactor(const struct acceptor *acceptor)
+/* Returns the reactor with the fewest connections, among those that may serve this one. */
+static struct reactor *choose_reactor(
+	const struct acceptor *acceptor, const struct endpoint *endpoint)
 {
-	struct reactor *best = acceptor->options.reactors[0];
+	const struct acceptor_options *options = &acceptor->options;
+	uint32_t common_count = options->reactor_count - options->isolated_count;
+	bool isolated = options->isolated_count > 0 && endpoint->kind->holds_thread &&
+			!peer_is_trusted(&endpoint->peer);
+	uint32_t first = isolated ? common_count : 0;
+	uint32_t end = isolated ? options->reactor_count : common_count;
+	struct reactor *best = options->reactors[first];
 	uint32_t best_count = reactor_session_count(best);
 
-	for (uint32_t i = 1; i < acceptor->options.reactor_count && best_count > 0; i++) {
-		uint32_t count = reactor_session_count(acceptor->options.reactors[i]);
+	for (uint32_t i = first + 1; i < end && best_count > 0; i++) {
+		uint32_t count = reactor_session_count(options->reactors[i]);
 
 		if (count < best_count) {
-			best = acceptor->options.reactors[i];
+			best = options->reactors[i];
 			best_count = count;
 		}
 	}
@@ -242,7 +249,7 @@ static void place_connection(const struct door *door, int fd)
 	listener_peer(fd, &endpoint.peer);
 	endpoint.peer.listener = door->listener;
 	if (listen_accept_admit(acceptor, &endpoint.peer)) {
-		reactor_dispatch(emptiest_reactor(acceptor), &endpoint);
+		reactor_dispatch(choose_reactor(acceptor, &endpoint), &endpoint);
 	} else {
 		ring_socket_close(acceptor->ring, fd);
 	}
@@ -272,7 +279,7 @@ void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 		return;
 	}
 	count_connection(acceptor, count, &endpoint.peer);
-	reactor_adopt(emptiest_reactor(acceptor), &endpoint, record);
+	reactor_adopt(choose_reactor(acceptor, &endpoint), &endpoint, record);
 }
 
 /* Called for a new connection that a session kind has accepted itself (struct inner_listener).
@@ -490,7 +497,6 @@ static void deliver_add(struct ring *ring, struct ring_message *message)
 {
 	struct door *door = container_of(message, struct door, add_message);
 
-	GMB_UNUSED(ring);
 	list_push_back(&door->acceptor->doors, &door->node);
 	if (door->acceptor->is_running) {
 		start_door(door);
@@ -535,7 +541,6 @@ static void deliver_start(struct ring *ring, struct ring_message *message)
 {
 	struct acceptor *acceptor = container_of(message, struct acceptor, start_message);
 
-	GMB_UNUSED(ring);
 	acceptor->stopping = false;
 	acceptor->is_running = true;
 	list_for_each(node, &acceptor->doors)

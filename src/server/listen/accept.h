@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Accepts connections of all listeners on one ring and hands each one over to the reactor with the
- * fewest connections. A session kind with its own listeners has them on the first reactor, and
- * their connections stay there. Enforces the server's connection limits, in total and per peer.
+ * fewest connections. Some reactors are only for connections that can hold their reactor up. A
+ * session kind with its own listeners has them on the first reactor, and their connections stay
+ * there. Enforces the server's connection limits, in total and per peer.
  *
  * Threading: create, adopt, add, remove and destroy on the main thread; start and stop on any
  * thread (they post a message); everything else runs on the first reactor's thread. Ownership:
@@ -23,6 +24,9 @@ struct acceptor_options {
 	uint32_t listener_count;
 	struct reactor *const *reactors; /* reactors; the first one runs the acceptor */
 	uint32_t reactor_count;
+	/* The last reactors serve only connections that can hold their reactor up
+	 * (session_kind.holds_thread), which the others then do not serve. Below reactor_count. */
+	uint32_t isolated_count;
 	uint32_t connections_max;
 	uint32_t connections_per_peer_max;
 	_Atomic uint32_t *connection_total;

@@ -2,13 +2,15 @@
 #include "server/listen/address.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include "base/log.h"
 
@@ -190,6 +192,35 @@ bool listen_address_serves(const struct listener *listener, const struct export 
 	return !export_uri_has_one_export(&listener->uri) ||
 	       (name != NULL && strlen(name) == export->name_bytes &&
 		       memcmp(name, export->name, export->name_bytes) == 0);
+}
+
+bool listen_address_is_local(const struct listener *listener)
+{
+	struct bound place;
+	bool is_local = true;
+
+	for (uint32_t i = 0; is_local && !listener->uri.is_unix && i < listener->fd_count; i++) {
+		is_local = place_of_socket(listener->fds[i], &place) && bound_is_loopback(&place);
+	}
+	return is_local;
+}
+
+bool listen_address_is_abandoned(const char *path)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd = -1;
+	bool is_abandoned = false;
+
+	if (snprintf(address.sun_path, sizeof(address.sun_path), "%s", path) <
+		(int)sizeof(address.sun_path)) {
+		fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	}
+	if (fd >= 0) {
+		is_abandoned = connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0 &&
+			       errno == ECONNREFUSED;
+		close(fd);
+	}
+	return is_abandoned;
 }
 
 /* Returns whether the connected Unix socket was accepted at the listener: an accepted socket has

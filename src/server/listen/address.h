@@ -24,6 +24,12 @@ bool listen_address_overlaps(const struct listener *listener, const struct expor
 const struct listener *listen_address_find(
 	const struct listener *listeners, uint32_t listener_count, int fd);
 
+/* Returns whether only this machine can reach the listener's sockets. */
+bool listen_address_is_local(const struct listener *listener);
+
+/* Returns whether the path is a Unix socket on which no process listens. */
+bool listen_address_is_abandoned(const char *path);
+
 /* Returns whether clients can use the export at the listener's address. */
 bool listen_address_serves(const struct listener *listener, const struct export *export);
 

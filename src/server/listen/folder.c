@@ -7,19 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "base/log.h"
+#include "server/listen/address.h"
 
 enum { MODE_ALL = 0777 };
-
-bool listen_folders_exist(const struct server_config *config)
-{
-	return listen_folders_room(config) > 0;
-}
 
 uint32_t listen_folders_room(const struct server_config *config)
 {
@@ -67,7 +61,7 @@ bool listen_folders_adopt(const struct server_config *config, struct listener *l
 static const char *why_no_file_name(const char *name)
 {
 	return name[0] == '\0' ? "its name is empty; name it with --export NAME=PATH"
-	       : strcmp(name, ".") == 0 || strcmp(name, "..") == 0 ? "its name is that of a folder"
+	       : strcmp(name, ".") == 0 || strcmp(name, "..") == 0 ? "its name denotes a folder"
 	       : strchr(name, '/') != NULL			   ? "its name contains a slash"
 								   : NULL;
 }
@@ -293,7 +287,7 @@ int listen_folders_follow(const struct listen_folders *folders, const struct exp
 	bool *seen;
 	int rc;
 
-	if (!listen_folders_exist(folders->config)) {
+	if (listen_folders_room(folders->config) == 0) {
 		return 0;
 	}
 	names = calloc(MAX(exports->count, 1U), sizeof(*names));
@@ -318,25 +312,6 @@ static bool is_own_socket(const struct listen_folders *folders, const struct sta
 	return false;
 }
 
-/* Returns whether no process listens at the path. */
-static bool nobody_listens(const char *path)
-{
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int fd = -1;
-	bool nobody_listens = false;
-
-	if (snprintf(address.sun_path, sizeof(address.sun_path), "%s", path) <
-		(int)sizeof(address.sun_path)) {
-		fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	}
-	if (fd >= 0) {
-		nobody_listens = connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0 &&
-				 errno == ECONNREFUSED;
-		close(fd);
-	}
-	return nobody_listens;
-}
-
 static void clean(const struct listen_folders *folders, const char *folder)
 {
 	DIR *entries = opendir(folder);
@@ -357,7 +332,7 @@ static void clean(const struct listen_folders *folders, const char *folder)
 			break;
 		}
 		if (lstat(path, &status) == 0 && S_ISSOCK(status.st_mode) &&
-			!is_own_socket(folders, &status) && nobody_listens(path) &&
+			!is_own_socket(folders, &status) && listen_address_is_abandoned(path) &&
 			unlink(path) == 0) {
 			log_info("removed the socket file %s of an earlier server", quote(path));
 		}

@@ -27,8 +27,6 @@ struct listen_folders {
 	uint32_t *retries;
 };
 
-/* Returns whether the configuration has a folder. */
-bool listen_folders_exist(const struct server_config *config);
 /* Returns the number of listeners that the folders can have. */
 uint32_t listen_folders_room(const struct server_config *config);
 /* Returns whether the socket of another process is in one of the folders, and makes the listener

@@ -38,8 +38,15 @@ union address {
 	struct sockaddr_storage storage;
 };
 
-static const char *show_uri(const struct export_uri *uri, char out[URI_SHOWN_BYTES])
+/* The text of a URI, valid until the end of the enclosing block, like quote(). A control socket has
+ * no URI, so its path is shown. */
+#define quote_uri(uri) show_uri((char[URI_SHOWN_BYTES]){ 0 }, uri)
+
+static const char *show_uri(char out[URI_SHOWN_BYTES], const struct export_uri *uri)
 {
+	if (strcmp(uri->protocol, LISTENER_CONTROL) == 0) {
+		return log_escape(out, URI_SHOWN_BYTES, uri->socket_path, uri->socket_path_bytes);
+	}
 	if (export_uri_format(uri, "", 0, out, URI_SHOWN_BYTES) < 0) {
 		memcpy(out + URI_SHOWN_BYTES - 4, "...", 4);
 	}
@@ -65,9 +72,8 @@ static void set_port(union address *address, uint16_t port)
 
 int listener_tcp_error(const struct export_uri *uri, int code, struct error *error)
 {
-	char shown[URI_SHOWN_BYTES];
+	const char *shown = quote_uri(uri);
 
-	show_uri(uri, shown);
 	switch (-code) {
 	case EADDRINUSE:
 		if (uri->port == 0) {
@@ -89,7 +95,9 @@ int listener_tcp_error(const struct export_uri *uri, int code, struct error *err
 			shown);
 	case EADDRNOTAVAIL:
 		return error_set(error, code,
-			"cannot listen on %s: this machine does not have the address", shown);
+			"cannot listen on %s: this machine does not have the address; use one of "
+			"those that 'ip address' lists",
+			shown);
 	default:
 		return error_set(error, code, "cannot listen on %s: %s", shown, strerror(-code));
 	}
@@ -199,13 +207,13 @@ static int listen_resolve(
 	const struct export_uri *uri, struct addrinfo **list_out, struct error *error)
 {
 	const struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM };
-	char shown[URI_SHOWN_BYTES];
 	int rc = getaddrinfo(uri->host, NULL, &hints, list_out);
 
 	return rc == 0 ? 0
 		       : error_set(error, rc == EAI_SYSTEM ? -errno : -EADDRNOTAVAIL,
-				 "cannot listen on %s: cannot resolve host '%s': %s",
-				 show_uri(uri, shown), uri->host,
+				 "cannot listen on %s: cannot resolve host '%s': %s; check the "
+				 "name",
+				 quote_uri(uri), uri->host,
 				 rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
 }
 
@@ -254,7 +262,6 @@ static int kind_open(const struct export_uri *uri, struct listener *listener, st
 	bool may_be_seen =
 		uri->insecure_network != NULL && strcmp(uri->insecure_network, "yes") == 0;
 	bool is_here = true;
-	char shown[URI_SHOWN_BYTES];
 	struct addrinfo *list;
 	int rc = listen_resolve(uri, &list, error);
 
@@ -270,7 +277,7 @@ static int kind_open(const struct export_uri *uri, struct listener *listener, st
 			"cannot listen on %s: %s is not encrypted, so any host that can reach the "
 			"address could use the disks; listen on 127.0.0.1, or add "
 			"insecure-network=yes to the URI on a trusted network",
-			show_uri(uri, shown), uri->protocol);
+			quote_uri(uri), uri->protocol);
 	}
 	rc = set_tcp_uri(listener, uri->protocol, uri->host, uri->port, error);
 	if (rc == 0 && uri->provider != NULL) {
@@ -311,18 +318,17 @@ static int unix_address(const struct export_uri *uri, union address *address,
 {
 	bool is_abstract = uri->socket_path[0] == '\0';
 	size_t room = sizeof(address->local.sun_path) - (is_abstract ? 0 : 1);
-	char shown[URI_SHOWN_BYTES];
 
 	if (uri->socket_path_bytes > room) {
 		return error_set(error, -ENAMETOOLONG,
 			"cannot listen on %s: the socket path has %u bytes, the limit is %zu; "
 			"choose a shorter path",
-			show_uri(uri, shown), uri->socket_path_bytes, room);
+			quote_uri(uri), uri->socket_path_bytes, room);
 	}
 	if (is_abstract && uri->socket_path_bytes == 1) {
 		return error_set(error, -EINVAL,
 			"cannot listen on %s: an abstract socket needs a name after %%00",
-			show_uri(uri, shown));
+			quote_uri(uri));
 	}
 	*address = (union address){ .local.sun_family = AF_UNIX };
 	memcpy(address->local.sun_path, uri->socket_path, uri->socket_path_bytes);
@@ -371,14 +377,13 @@ static int listen_remove_stale(const struct export_uri *uri, const union address
 	socklen_t address_bytes, struct error *error)
 {
 	const char *path = uri->socket_path;
-	char shown[URI_SHOWN_BYTES];
+	const char *shown = quote_uri(uri);
 	char label[EXPORT_URI_LABEL_BYTES];
 	struct stat st;
 	pid_t ended;
 	int probe;
 	int code;
 
-	show_uri(uri, shown);
 	if (path[0] != '\0' && (lstat(path, &st) < 0 || !S_ISSOCK(st.st_mode))) {
 		return error_set(error, -EEXIST,
 			"cannot listen on %s: the path exists and is not a socket; choose another "
@@ -473,7 +478,6 @@ static void unlock_folder(int fd)
 /* Binds the socket. If the address is in use, removes a stale socket file and tries again, once. */
 static int unix_bind(int fd, const struct export_uri *uri, struct error *error)
 {
-	char shown[URI_SHOWN_BYTES];
 	union address address;
 	socklen_t bytes = 0;
 	int rc = unix_address(uri, &address, &bytes, error);
@@ -489,7 +493,7 @@ static int unix_bind(int fd, const struct export_uri *uri, struct error *error)
 		}
 		rc = -errno;
 	}
-	return error_set(error, rc, "cannot listen on %s: %s", show_uri(uri, shown),
+	return error_set(error, rc, "cannot listen on %s: %s", quote_uri(uri),
 		rc == -ENOENT ? "the folder of the socket does not exist; create it"
 			      : strerror(-rc));
 }
@@ -535,35 +539,34 @@ static int listen_set_rights(
 	const struct export_uri *uri, struct listener *listener, struct error *error)
 {
 	const char *path = uri->socket_path;
-	char shown[URI_SHOWN_BYTES];
 
 	if (path[0] == '\0' && (uri->socket_mode != NULL || uri->socket_group != NULL)) {
 		return error_set(error, -EINVAL,
 			"cannot listen on %s: an abstract socket has neither mode nor group; any "
 			"local process can connect",
-			show_uri(uri, shown));
+			quote_uri(uri));
 	}
 	if (uri->socket_group != NULL) {
 		const struct group *group = getgrnam(uri->socket_group);
 
 		if (group == NULL) {
 			return error_set(error, -ENOENT,
-				"cannot listen on %s: there is no group '%s'", show_uri(uri, shown),
+				"cannot listen on %s: there is no group '%s'", quote_uri(uri),
 				uri->socket_group);
 		}
 		if (lchown(path, (uid_t)-1, group->gr_gid) < 0) {
 			return error_set(error, -errno,
 				"cannot change the group of %s to '%s': %s; the server's user must "
 				"be a member of the group",
-				show_uri(uri, shown), uri->socket_group, strerror(errno));
+				quote_uri(uri), uri->socket_group, strerror(errno));
 		}
 		listener->has_group = true;
 	}
 	if (uri->socket_mode != NULL &&
 		fchmodat(AT_FDCWD, path, (mode_t)strtoul(uri->socket_mode, NULL, 8),
 			AT_SYMLINK_NOFOLLOW) < 0) {
-		return error_set(error, -errno, "cannot set the mode of %s: %s",
-			show_uri(uri, shown), strerror(errno));
+		return error_set(error, -errno, "cannot set the mode of %s: %s", quote_uri(uri),
+			strerror(errno));
 	}
 	return 0;
 }
@@ -582,13 +585,12 @@ static int unix_open_locked(
 	bool keeps_messages = listener->kind != NULL && listener->kind->keeps_messages;
 	int type = keeps_messages ? SOCK_SEQPACKET : SOCK_STREAM;
 	int fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0);
-	char shown[URI_SHOWN_BYTES];
 	struct stat st;
 	int rc;
 
 	if (fd < 0) {
-		return error_set(error, -errno, "cannot listen on %s: %s", show_uri(uri, shown),
-			strerror(errno));
+		return error_set(
+			error, -errno, "cannot listen on %s: %s", quote_uri(uri), strerror(errno));
 	}
 	rc = unix_bind(fd, uri, error);
 	if (rc < 0) {
@@ -605,8 +607,8 @@ static int unix_open_locked(
 	}
 	rc = rc ?: listen_set_rights(uri, listener, error);
 	if (rc == 0 && listen(fd, SOMAXCONN) < 0) {
-		rc = error_set(error, -errno, "cannot listen on %s: %s", show_uri(uri, shown),
-			strerror(errno));
+		rc = error_set(
+			error, -errno, "cannot listen on %s: %s", quote_uri(uri), strerror(errno));
 	}
 	return rc;
 }

@@ -23,6 +23,9 @@ enum {
 	LISTENER_RETRIES = 39, /* of listener_open(), one second in total */
 };
 
+/* The protocol in the URI of a control socket, which has no URI for clients. */
+#define LISTENER_CONTROL "control"
+
 struct listener {
 	/* The URI for a client on this machine, with the real port and no wildcard. If the session
 	 * kind has its own listeners, it is the configured address until listener_is_bound() is

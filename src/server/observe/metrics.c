@@ -48,8 +48,7 @@ struct writer {
 	bool openmetrics;
 	/* The objects whose counters end_table() will write. */
 	struct series *series;
-	size_t series_count;
-	size_t series_room;
+	uint32_t series_count;
 	bool failed; /* no memory */
 };
 
@@ -140,16 +139,9 @@ static void write_gauge(const struct writer *w, const char *name, const struct s
 
 static void add(struct writer *w, const struct subject *subject, const void *values, bool is_list)
 {
-	if (w->series_count == w->series_room) {
-		size_t room = w->series_room * 2 + 16;
-		struct series *grown = realloc(w->series, room * sizeof(*grown));
-
-		if (grown == NULL) {
-			w->failed = true;
-			return;
-		}
-		w->series = grown;
-		w->series_room = room;
+	if (array_grow(&w->series, w->series_count, sizeof(*w->series)) < 0) {
+		w->failed = true;
+		return;
 	}
 	w->series[w->series_count++] = (struct series){ *subject, values, is_list };
 }
@@ -249,8 +241,8 @@ static void write_exports(struct writer *w)
 	for (size_t i = 0; i < TOTALS_PARTS; i++) {
 		const struct totals_part *part = &totals_parts[i];
 
-		for (uint32_t k = 0; k < view->export_count; k++) {
-			struct subject subject = of_export(view->exports[k]);
+		for (uint32_t k = 0; k < view->exports->count; k++) {
+			struct subject subject = of_export(view->exports->exports[k]);
 
 			subject.second = part->direction != NULL ? "direction" : NULL;
 			subject.second_value = part->direction;
@@ -273,10 +265,10 @@ static void write_layers(struct writer *w)
 	for (uint32_t i = 0; (kind = store_kind_at(i)) != NULL; i++) {
 		const struct counter_table *table = kind->ops->counters;
 
-		for (uint32_t k = 0; table != NULL && k < view->export_count; k++) {
-			const struct subject subject = of_export(view->exports[k]);
+		for (uint32_t k = 0; table != NULL && k < view->exports->count; k++) {
+			const struct subject subject = of_export(view->exports->exports[k]);
 			uint64_t *const *layer = w->totals->exports[k].layers;
-			const struct store *at = view->exports[k]->store;
+			const struct store *at = view->exports->exports[k]->store;
 
 			while (at != NULL && (at->ops->counters != table || *layer == NULL)) {
 				at = at->inner;
@@ -331,9 +323,9 @@ static void write_errors(const struct writer *w)
 {
 	metrics_write_head(w, "export_errors", METRIC_COUNTER, NULL,
 		"Requests that failed on the disk, by error");
-	for (uint32_t i = 0; i < w->totals->view->export_count; i++) {
+	for (uint32_t i = 0; i < w->totals->view->exports->count; i++) {
 		for (uint32_t slot = 0; slot < PATH_ERROR_COUNT; slot++) {
-			struct subject subject = of_export(w->totals->view->exports[i]);
+			struct subject subject = of_export(w->totals->view->exports->exports[i]);
 
 			subject.second = "error";
 			subject.second_value = path_error_name(slot);
@@ -405,13 +397,13 @@ static void write_phases(const struct writer *w, const struct path_stats *sums)
 	metrics_write_head(w, name, METRIC_HISTOGRAM, "seconds",
 		"Time that requests spent in each phase: waiting for memory, a rate limit or "
 		"payload; disk only; disk and network; network only");
-	for (uint32_t i = 0; i < w->totals->view->export_count * STORE_OP_COUNT; i++) {
+	for (uint32_t i = 0; i < w->totals->view->exports->count * STORE_OP_COUNT; i++) {
 		uint32_t index = i / STORE_OP_COUNT;
 		int op = (int)(i % STORE_OP_COUNT);
 		const struct path_operation *operation =
 			w->totals->exports[index].path.operations[op];
 		struct subject subject =
-			of_operation(of_export(w->totals->view->exports[index]), op);
+			of_operation(of_export(w->totals->view->exports->exports[index]), op);
 
 		for (int state = 0; operation != NULL && state < PATH_STATE_DONE; state++) {
 			char phase[LABEL_BYTES];
@@ -428,7 +420,7 @@ static void write_phases(const struct writer *w, const struct path_stats *sums)
 /* Writes the requests of all sizes, by export and operation. */
 static void write_operations(struct writer *w)
 {
-	uint32_t count = w->totals->view->export_count * STORE_OP_COUNT;
+	uint32_t count = w->totals->view->exports->count * STORE_OP_COUNT;
 	struct path_stats *sums = calloc(MAX(count, 1U), sizeof(*sums));
 
 	if (sums == NULL) {
@@ -439,7 +431,7 @@ static void write_operations(struct writer *w)
 		uint32_t index = i / STORE_OP_COUNT;
 		int op = (int)(i % STORE_OP_COUNT);
 		const struct subject subject =
-			of_operation(of_export(w->totals->view->exports[index]), op);
+			of_operation(of_export(w->totals->view->exports->exports[index]), op);
 		const struct path_operation *operation =
 			w->totals->exports[index].path.operations[op];
 
@@ -492,7 +484,7 @@ static void write_nodes(struct writer *w)
 	end_table(w, &totals_node_table);
 }
 
-int metrics_format(
+static int format_totals(
 	const struct totals *totals, bool openmetrics, char **text_out, size_t *bytes_out)
 {
 	char *text = NULL;
@@ -527,4 +519,15 @@ int metrics_format(
 	}
 	*text_out = text;
 	return 0;
+}
+
+int metrics_format(
+	const struct server_view *view, bool openmetrics, char **text_out, size_t *bytes_out)
+{
+	struct totals totals;
+	int rc = totals_collect(view, &totals)
+			 ?: format_totals(&totals, openmetrics, text_out, bytes_out);
+
+	totals_fini(&totals);
+	return rc;
 }

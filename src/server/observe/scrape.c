@@ -2,11 +2,8 @@
 #include "server/observe/scrape.h"
 
 #include <errno.h>
-#include <netinet/in.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -21,7 +18,7 @@ enum { SHOWN_BYTES = 256, FORMATS = 2 };
 static const char page_name[] = "metrics";
 
 struct scrape {
-	struct server_view view;
+	const struct server_view *view;
 	struct listener listener;
 	struct control_server *server;
 	bool stopped;
@@ -117,24 +114,6 @@ int scrape_uri_parse(const char *text, struct export_uri *uri, struct error *err
 	return 0;
 }
 
-static bool scrape_is_loopback(int fd)
-{
-	struct sockaddr_storage address = { 0 };
-	struct sockaddr_in ipv4;
-	struct sockaddr_in6 ipv6;
-	socklen_t bytes = sizeof(address);
-
-	if (getsockname(fd, (struct sockaddr *)&address, &bytes) < 0) {
-		return false;
-	}
-	if (address.ss_family == AF_INET) {
-		memcpy(&ipv4, &address, sizeof(ipv4));
-		return ntohl(ipv4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
-	}
-	memcpy(&ipv6, &address, sizeof(ipv6));
-	return address.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&ipv6.sin6_addr);
-}
-
 /* Rejects addresses that other machines can reach, because metrics contain names of exports and
  * clients, and the connection has neither encryption nor a password. */
 static int check_exposure(
@@ -142,12 +121,8 @@ static int check_exposure(
 {
 	bool may_be_seen =
 		uri->insecure_network != NULL && strcmp(uri->insecure_network, "yes") == 0;
-	bool is_here = true;
 
-	for (uint32_t i = 0; i < listener->fd_count && !uri->is_unix; i++) {
-		is_here = is_here && scrape_is_loopback(listener->fds[i]);
-	}
-	if (!is_here && !may_be_seen) {
+	if (!listen_address_is_local(listener) && !may_be_seen) {
 		return error_set(error, -EACCES,
 			"any host that can reach the address could read the names of exports and "
 			"clients; listen on 127.0.0.1 or a Unix socket, or add "
@@ -234,15 +209,12 @@ int scrape_listen(
 
 static int make_text(struct scrape *scrape, bool openmetrics, struct error *error)
 {
-	struct totals totals;
 	char *text;
 	size_t bytes;
-	int rc = totals_collect(&scrape->view, &totals);
+	int rc = metrics_format(scrape->view, openmetrics, &text, &bytes);
 
-	rc = rc ?: metrics_format(&totals, openmetrics, &text, &bytes);
-	totals_fini(&totals);
 	if (rc < 0) {
-		return error_set(error, rc, "%s", server_call_error(rc));
+		return error_set(error, rc, "%s", reactor_call_text(rc));
 	}
 	free(scrape->last[openmetrics].text);
 	scrape->last[openmetrics].text = text;
@@ -297,7 +269,7 @@ int scrape_open(struct listener *listener, const struct server_view *view,
 		listener_close(listener);
 		return error_oom_for(error, "metrics");
 	}
-	scrape->view = *view;
+	scrape->view = view;
 	scrape->listener = *listener;
 	*listener = (struct listener){ 0 };
 	rc = control_page_serve(&page, scrape, scrape->listener.fds, scrape->listener.fd_count,
@@ -321,13 +293,6 @@ void scrape_begin(struct scrape *scrape)
 {
 	if (scrape != NULL) {
 		control_server_begin(scrape->server);
-	}
-}
-
-void scrape_look(struct scrape *scrape, const struct server_view *view)
-{
-	if (scrape != NULL) {
-		scrape->view = *view;
 	}
 }
 

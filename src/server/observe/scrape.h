@@ -29,7 +29,6 @@ GMB_MUST_CHECK int scrape_open(struct listener *listener, const struct server_vi
 	struct scrape **scrape_out, struct error *error);
 /* The following functions work like those with the prefix server_control_ (server/control.h). */
 void scrape_begin(struct scrape *scrape);
-void scrape_look(struct scrape *scrape, const struct server_view *view);
 void scrape_stop(struct scrape *scrape);
 void scrape_close(struct scrape *scrape);
 /* Returns the listener; NULL if scrape is NULL. */

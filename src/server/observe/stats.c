@@ -2,7 +2,6 @@
 #include "server/observe/stats.h"
 #include "server/listen/address.h"
 
-#include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -273,10 +272,10 @@ static void parts_add(json_t *whole, const struct totals_export *about)
 
 static json_t *export_json(const struct totals *totals, uint32_t export_index)
 {
-	const struct export *entry = totals->view->exports[export_index];
+	const struct export *entry = totals->view->exports->exports[export_index];
 	const struct totals_export *about = &totals->exports[export_index];
 	const struct path_export *sum = &about->path;
-	const char *path = totals->view->paths[export_index];
+	const char *path = totals->view->exports->list[export_index]->about.path;
 	json_t *operations = json_array();
 	char shown[PATH_SHOWN_BYTES];
 	struct rate_limits limits;
@@ -314,11 +313,13 @@ static json_t *uris_json(const struct server_view *view)
 	json_t *uris = json_array();
 	char uri[URI_BYTES_MAX];
 
-	for (uint32_t i = 0; i < view->listener_count; i++) {
-		for (uint32_t k = 0; k < view->export_count; k++) {
-			if (listen_address_serves(&view->listeners[i], view->exports[k]) &&
-				export_uri_format(&view->listeners[i].uri, view->exports[k]->name,
-					view->exports[k]->name_bytes, uri, sizeof(uri)) == 0) {
+	for (uint32_t i = 0; i < *view->listener_count; i++) {
+		for (uint32_t k = 0; k < view->exports->count; k++) {
+			if (listen_address_serves(&view->listeners[i], view->exports->exports[k]) &&
+				export_uri_format(&view->listeners[i].uri,
+					view->exports->exports[k]->name,
+					view->exports->exports[k]->name_bytes, uri,
+					sizeof(uri)) == 0) {
 				json_array_append_new(uris, json_string(uri));
 			}
 		}
@@ -335,7 +336,7 @@ json_t *stats_document(const struct server_view *view, int *code)
 	if (*code == 0) {
 		json_t *exports = json_array();
 
-		for (uint32_t i = 0; i < view->export_count; i++) {
+		for (uint32_t i = 0; i < view->exports->count; i++) {
 			json_array_append_new(exports, export_json(&totals, i));
 		}
 		json_t *clients = json_array();

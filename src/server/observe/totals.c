@@ -18,7 +18,7 @@
 static const struct counter export_list[] = {
 	EXPORT(size_bytes, BYTES, "size", "Size of the export", .metric = "export_size_bytes"),
 	EXPORT(connections, ITEMS, "connections", "Connections that use the export"),
-	EXPORT(read_only, BOOL, "read_only", "No client can write to the export"),
+	EXPORT(read_only, BOOL, "read_only", "The export is read-only"),
 	EXPORT(started_permille, PERMILLE, "started", "Completed fraction of the store's startup",
 		.metric = "export_started_ratio"),
 	EXPORT(leases, ITEMS, "leases", "Clients that have a lease of the export"),
@@ -63,6 +63,12 @@ static const struct counter direction_list[] = {
 		"How early the parts of a request complete: 0 if all complete at its end, 0.5 if "
 		"they are evenly spread",
 		.metric = "export_overlap_early_ratio"),
+	DIRECTION(whole_rate, BYTES_PER_SECOND, "whole_bytes_per_second",
+		"Measured data rate of large requests that were not split",
+		.metric = "export_overlap_whole_bytes_per_second"),
+	DIRECTION(parts_rate, BYTES_PER_SECOND, "parts_bytes_per_second",
+		"Measured data rate of large requests in parts",
+		.metric = "export_overlap_parts_bytes_per_second"),
 };
 
 static const struct counter_table direction_table = { "direction", "export,direction", "export_",
@@ -148,6 +154,8 @@ static void keep_fastest(struct totals_direction *kept, const struct overlap *me
 				measured->early_measured
 					? (uint64_t)measured->early * 1000 / OVERLAP_EARLY_ONE
 					: COUNTER_NONE,
+			.whole_rate = totals_known(measured->trial.rates[0] << 10),
+			.parts_rate = totals_known(measured->trial.rates[1] << 10),
 		};
 	}
 }
@@ -186,21 +194,14 @@ static void totals_add_export(
 /* Finds or adds the client of this name. NULL: no memory. */
 static struct totals_client *find_client(struct totals *totals, const char *name)
 {
-	struct totals_client *grown;
-
 	for (uint32_t i = 0; i < totals->client_count; i++) {
 		if (strcmp(totals->clients[i].name, name) == 0) {
 			return &totals->clients[i];
 		}
 	}
-	if (totals->client_count == totals->client_room) {
-		totals->client_room += ENGINE_CLIENTS_EACH_MAX;
-		grown = realloc(totals->clients, totals->client_room * sizeof(*grown));
-		if (grown == NULL) {
-			totals->short_of_memory = true;
-			return NULL;
-		}
-		totals->clients = grown;
+	if (array_grow(&totals->clients, totals->client_count, sizeof(*totals->clients)) < 0) {
+		totals->short_of_memory = true;
+		return NULL;
 	}
 	totals->clients[totals->client_count] = (struct totals_client){ 0 };
 	memcpy(totals->clients[totals->client_count].name, name, ENGINE_CLIENT_NAME_BYTES);
@@ -214,7 +215,7 @@ static void add_client(struct totals *totals, const struct engine_client *client
 	if (sum == NULL) {
 		return;
 	}
-	sum->session_count += client->session_count;
+	sum->session_count += client->session_count - client->part_count;
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
 		if (client->operations[op] == NULL) {
 			continue;
@@ -250,8 +251,8 @@ static int count_lease(void *context, const struct lease_view *lease)
 {
 	struct totals *totals = context;
 
-	for (uint32_t i = 0; i < totals->view->export_count; i++) {
-		const struct export *export = totals->view->exports[i];
+	for (uint32_t i = 0; i < totals->view->exports->count; i++) {
+		const struct export *export = totals->view->exports->exports[i];
 
 		if (export->name_bytes == lease->export_bytes &&
 			memcmp(export->name, lease->export, lease->export_bytes) == 0) {
@@ -280,9 +281,9 @@ static void inspect(struct engine *engine, void *context)
 
 	engine_counters_add(engine, &totals->counters);
 	path_arenas_add(engine->path, &totals->ram, &totals->device);
-	for (uint32_t i = 0; i < totals->view->export_count; i++) {
+	for (uint32_t i = 0; i < totals->view->exports->count; i++) {
 		const struct engine_export *entry =
-			engine_export_entry(engine, totals->view->exports[i], &hint);
+			engine_export_entry(engine, totals->view->exports->exports[i], &hint);
 
 		if (entry != NULL) {
 			totals_add_export(totals, entry, &totals->exports[i]);
@@ -319,25 +320,23 @@ int totals_collect(const struct server_view *view, struct totals *totals)
 {
 	static const struct totals_direction nothing_measured = { COUNTER_NONE, COUNTER_NONE,
 		COUNTER_NONE, COUNTER_NONE };
+	int rc;
 
 	*totals = (struct totals){ .view = view };
-	totals->exports = calloc(MAX(view->export_count, 1U), sizeof(*totals->exports));
+	totals->exports = calloc(MAX(view->exports->count, 1U), sizeof(*totals->exports));
 	if (totals->exports == NULL || take_nodes(totals) < 0) {
 		return -ENOMEM;
 	}
-	for (uint32_t i = 0; i < view->export_count; i++) {
+	for (uint32_t i = 0; i < view->exports->count; i++) {
 		totals->exports[i].reads = nothing_measured;
 		totals->exports[i].writes = nothing_measured;
 	}
-	for (uint32_t i = 0; i < view->reactor_count; i++) {
-		int rc = reactor_call(view->reactors[i], inspect, totals);
-
-		if (rc < 0) {
-			return rc;
-		}
+	rc = reactors_call(view->reactors, view->reactor_count, inspect, totals, NULL);
+	if (rc < 0) {
+		return rc;
 	}
-	for (uint32_t i = 0; i < view->export_count; i++) {
-		set_export(&totals->exports[i], view->exports[i]);
+	for (uint32_t i = 0; i < view->exports->count; i++) {
+		set_export(&totals->exports[i], view->exports->exports[i]);
 	}
 	totals->at_ns = clock_now_ns();
 	return totals->short_of_memory ? -ENOMEM
@@ -347,7 +346,7 @@ int totals_collect(const struct server_view *view, struct totals *totals)
 
 void totals_fini(struct totals *totals)
 {
-	for (uint32_t i = 0; totals->exports != NULL && i < totals->view->export_count; i++) {
+	for (uint32_t i = 0; totals->exports != NULL && i < totals->view->exports->count; i++) {
 		for (int op = 0; op < STORE_OP_COUNT; op++) {
 			free(totals->exports[i].path.operations[op]);
 		}

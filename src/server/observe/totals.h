@@ -17,6 +17,8 @@ struct totals_direction {
 	uint64_t disk_rate; /* bytes per second */
 	uint64_t network_rate;
 	uint64_t early_permille;
+	uint64_t whole_rate; /* of requests that were not split */
+	uint64_t parts_rate; /* of requests in parts */
 };
 
 /* The counters of an export, summed over all reactors. */
@@ -69,9 +71,7 @@ struct totals {
 	struct totals_node *nodes; /* the configured and the fenced ones */
 	uint32_t node_count;
 
-	/* Private. */
-	uint32_t client_room;
-	bool short_of_memory;
+	bool short_of_memory; /* private */
 };
 
 /* A part of struct totals_export that a counter table describes. Parts with the same table are

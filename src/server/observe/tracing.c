@@ -101,20 +101,13 @@ static int tracing_take_export(const struct tracing *tracing, const json_t *valu
 	struct path_trace_name *export, struct error *error)
 {
 	const char *name = json_string_value(value);
-	size_t bytes = json_string_length(value);
+	struct served_export *served;
 
 	if (name == NULL) {
 		return bad_argument(error, "export");
 	}
-	for (uint32_t i = 0; i < tracing->view->export_count; i++) {
-		const struct export *entry = tracing->view->exports[i];
-
-		if (entry->name_bytes == bytes && memcmp(entry->name, name, bytes) == 0) {
-			*export = (struct path_trace_name){ name, (uint32_t)bytes };
-			return 0;
-		}
-	}
-	return error_set(error, -ENOENT, "there is no export '%s'", quote_bytes(name, bytes));
+	*export = (struct path_trace_name){ name, (uint32_t)strlen(name) };
+	return exports_need(tracing->view->exports, name, &served, error);
 }
 
 static int take_arguments(const struct tracing *tracing, const json_t *arguments,
@@ -242,7 +235,7 @@ static int tracing_begin(struct tracing *tracing, const json_t *arguments, struc
 	}
 	if (rc < 0) {
 		disarm(tracing, armed);
-		return error_set(error, rc, "%s", server_call_error(rc));
+		return error_set(error, rc, "%s", reactor_call_text(rc));
 	}
 	return 0;
 }
@@ -280,9 +273,9 @@ static json_t *part_json(const struct path_trace_part *part, uint64_t begin_ns)
 				      us_since(begin_ns, piece->handed_ns), "back_us",
 				      us_since(begin_ns, piece->back_ns)));
 	}
-	return json_pack("{s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "offset",
-		(json_int_t)part->offset, "length", (json_int_t)part->length, "opened_us",
-		us_since(begin_ns, part->opened_ns), "submitted_us",
+	return json_pack("{s:I, s:I, s:s?, s:o, s:o, s:o, s:o, s:o, s:o}", "offset",
+		(json_int_t)part->offset, "length", (json_int_t)part->length, "placement",
+		part->placement, "opened_us", us_since(begin_ns, part->opened_ns), "submitted_us",
 		us_since(begin_ns, part->submitted_ns), "progress", progress, "done_us",
 		us_since(begin_ns, part->done_ns), "error", error_json(part->result), "sent", sent);
 }
@@ -425,7 +418,6 @@ static void deliver_enough(struct ring *ring, struct ring_message *message)
 {
 	struct tracing *tracing = container_of(message, struct tracing, enough);
 
-	GMB_UNUSED(ring);
 	(void)atomic_exchange_explicit(&tracing->enough_is_posted, false, memory_order_acq_rel);
 	if (tracing->client != NULL && atomic_load_explicit(&tracing->ended_count,
 					       memory_order_acquire) >= tracing->wanted) {

@@ -2,7 +2,6 @@
 #include "server/upgrade/added.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 static const char origin[] = "gmblock export add";
@@ -107,16 +106,12 @@ int upgrade_added_keep(
 int upgrade_added_keep_snapshot(
 	struct server_config *config, struct server_export *about, struct error *error)
 {
-	struct server_export *list = config->snapshots;
-
-	if (config->snapshot_count < SERVER_EXPORTS_MAX) {
-		list = reallocarray(list, config->snapshot_count + 1, sizeof(*list));
-	}
-	if (list == NULL || config->snapshot_count == SERVER_EXPORTS_MAX) {
+	if (config->snapshot_count == SERVER_EXPORTS_MAX ||
+		array_grow(&config->snapshots, config->snapshot_count, sizeof(*config->snapshots)) <
+			0) {
 		server_export_fini(about);
 		return error_oom_for(error, "the keys of snapshots");
 	}
-	config->snapshots = list;
-	list[config->snapshot_count++] = *about;
+	config->snapshots[config->snapshot_count++] = *about;
 	return 0;
 }

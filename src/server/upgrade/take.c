@@ -122,26 +122,6 @@ static void take_free(struct upgrade_take *take)
 	free(take);
 }
 
-/* Appends a zeroed element to the array, and returns it; NULL: no memory. Capacities are powers of
- * two. */
-static void *take_grow(void **array, uint32_t *count, size_t element_bytes)
-{
-	uint32_t room = *count == 0 ? 1 : 2 * *count;
-	void *grown = *array;
-
-	if ((*count & (*count - 1)) == 0) {
-		grown = reallocarray(*array, room, element_bytes);
-		if (grown == NULL) {
-			return NULL;
-		}
-		*array = grown;
-	}
-	grown = (char *)grown + *count * element_bytes;
-	memset(grown, 0, element_bytes);
-	*count += 1;
-	return grown;
-}
-
 static int keep_socket(
 	struct upgrade_take *take, const struct upgrade_message *message, struct error *error)
 {
@@ -153,22 +133,16 @@ static int keep_socket(
 		.device = message->device,
 		.inode = message->inode,
 	};
-	void *sockets = take->sockets;
-	struct upgrade_socket *socket = &take->control;
+	bool is_control = (message->flags & UPGRADE_IS_CONTROL) != 0;
 
-	if ((message->flags & UPGRADE_IS_CONTROL) == 0) {
-		socket = take->socket_count < SOCKETS_MAX
-				 ? take_grow(&sockets, &take->socket_count, sizeof(*take->sockets))
-				 : NULL;
-		take->sockets = sockets;
-	} else if (take->control.fd >= 0) {
-		socket = NULL;
-	}
-	if (socket == NULL) {
+	if (is_control ? take->control.fd >= 0
+		       : take->socket_count == SOCKETS_MAX ||
+				 array_grow(&take->sockets, take->socket_count,
+					 sizeof(*take->sockets)) < 0) {
 		close(message->fd);
 		return error_set(error, -ENOMEM, "too many listening sockets");
 	}
-	*socket = found;
+	*(is_control ? &take->control : &take->sockets[take->socket_count++]) = found;
 	return 0;
 }
 
@@ -181,19 +155,17 @@ static int keep_export(
 		.hold = message->hold,
 	};
 	int rc = claim.hold == STORE_HOLD_CLAIM ? store_adopt(&claim) : 0;
-	void *exports = take->exports;
 	struct before *entry = NULL;
 
 	if (rc < 0) {
 		return error_set(
 			error, rc, "cannot take over a disk of the old process: %s", strerror(-rc));
 	}
-	if (take->export_count < SERVER_EXPORTS_MAX) {
-		entry = take_grow(&exports, &take->export_count, sizeof(*take->exports));
-		take->exports = exports;
-	}
-	if (entry != NULL) {
-		entry->name = strndup(message->record.export, message->record.export_bytes);
+	if (take->export_count < SERVER_EXPORTS_MAX &&
+		array_grow(&take->exports, take->export_count, sizeof(*take->exports)) == 0) {
+		entry = &take->exports[take->export_count++];
+		*entry = (struct before){ .name = strndup(message->record.export,
+						  message->record.export_bytes) };
 	}
 	/* store_adopt() has taken ownership of the descriptor, unless it is the memory of a
 	 * disk. */
@@ -537,20 +509,7 @@ static void keep_epochs(const struct upgrade_take *take)
 
 static void take_pause_engine(struct engine *engine, void *context)
 {
-	GMB_UNUSED(context);
 	(void)engine_pause(engine);
-}
-
-static int take_pause_all(const struct upgrade_taker *taker, struct error *error)
-{
-	for (uint32_t i = 0; i < taker->reactor_count; i++) {
-		int rc = reactor_call(taker->reactors[i], take_pause_engine, NULL);
-
-		if (rc < 0) {
-			return error_set(error, rc, "%s", server_call_error(rc));
-		}
-	}
-	return 0;
 }
 
 static const struct session_kind *take_find_kind(
@@ -587,17 +546,15 @@ static int keep_deferred(struct upgrade_take *take, const struct session_kind *k
 	const struct session_piece *later = &record->later[0];
 	size_t byte_count = (size_t)record->export_bytes + record->token_bytes +
 			    record->byte_count + later->count;
-	void *list = take->deferred;
 	uint8_t *bytes = malloc(MAX(byte_count, (size_t)1));
-	struct deferred_session *deferred =
-		bytes != NULL ? take_grow(&list, &take->deferred_count, sizeof(*take->deferred))
-			      : NULL;
+	struct deferred_session *deferred;
 
-	take->deferred = list;
-	if (deferred == NULL) {
+	if (bytes == NULL ||
+		array_grow(&take->deferred, take->deferred_count, sizeof(*take->deferred)) < 0) {
 		free(bytes);
 		return error_oom_for(error, "a connection");
 	}
+	deferred = &take->deferred[take->deferred_count++];
 	*deferred = (struct deferred_session){ .kind = kind,
 		.record = *record,
 		.fd = message->fd,
@@ -762,20 +719,16 @@ static void take_count_kept(struct engine *engine, void *context)
 static int check_kept(const struct upgrade_taker *taker, uint32_t count, struct error *error)
 {
 	uint64_t kept = 0;
-	int rc = 0;
+	int rc =
+		reactors_call(taker->reactors, taker->reactor_count, take_count_kept, &kept, error);
 
-	for (uint32_t i = 0; rc == 0 && i < taker->reactor_count; i++) {
-		rc = reactor_call(taker->reactors[i], take_count_kept, &kept);
-	}
-	if (rc < 0) {
-		return error_set(error, rc, "%s", server_call_error(rc));
-	}
-	return kept == count ? 0
-			     : error_set(error, -ECONNABORTED,
-				       "connections that the new process does not accept would be "
-				       "closed: %llu (see its log); close them first, or upgrade "
-				       "without --all-or-nothing",
-				       (unsigned long long)(count - kept));
+	return rc < 0 || kept == count
+		       ? rc
+		       : error_set(error, -ECONNABORTED,
+				 "connections that the new process does not accept would be "
+				 "closed: %llu (see its log); close them first, or upgrade "
+				 "without --all-or-nothing",
+				 (unsigned long long)(count - kept));
 }
 
 /* Receives and adopts the sessions. After an error the old process continues to serve. The reactors
@@ -786,7 +739,8 @@ static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *
 {
 	const struct upgrade_message ready = { .type = UPGRADE_READY, .fd = -1 };
 	const struct upgrade_message started = { .type = UPGRADE_STARTED, .fd = -1 };
-	int rc = take_pause_all(taker, error);
+	int rc = reactors_call(
+		taker->reactors, taker->reactor_count, take_pause_engine, NULL, error);
 
 	if (rc < 0) {
 		return rc;
@@ -794,9 +748,7 @@ static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *
 	rc = upgrade_send(take->channel, &ready);
 	if (rc == 0) {
 		rc = receive_sessions(take, taker, message, error);
-		if (rc == 0) {
-			rc = taker->quiesced(taker->context, error);
-		}
+		rc = rc ?: taker->quiesced(taker->context, error);
 		rc = rc ?: adopt_deferred(take, taker, error);
 		if (rc == 0 && take->keeps_all) {
 			rc = check_kept(taker, message->handed_over_count, error);

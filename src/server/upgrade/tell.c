@@ -123,7 +123,7 @@ int upgrade_tell_all(struct upgrade_tell *tell, const struct upgrade_sockets *so
 	for (uint32_t i = 0; rc == 0 && i < exports->count; i++) {
 		rc = send_served_export(tell, exports->list[i]);
 	}
-	return rc == 0 ? send_next(tell, &end) : rc;
+	return rc ?: send_next(tell, &end);
 }
 
 /* --- sessions -------------------------------------------------------------------------------- */

@@ -17,7 +17,6 @@
 #include "server/fence/fencing.h"
 #include "server/lease/leases.h"
 #include "server/observe/scrape.h"
-#include "server/upgrade/fate.h"
 #include "server/upgrade/offer.h"
 #include "server/upgrade/quiesce.h"
 #include "server/upgrade/tell.h"
@@ -291,7 +290,6 @@ static void look_at_rest(struct engine *engine, void *context)
 
 static void serve_engine(struct engine *engine, void *context)
 {
-	GMB_UNUSED(context);
 	engine_serve(engine);
 }
 
@@ -304,7 +302,6 @@ static void hand_over_engine(struct engine *engine, void *context)
 
 static void let_engine_go(struct engine *engine, void *context)
 {
-	GMB_UNUSED(context);
 	engine_let_go(engine);
 }
 
@@ -318,7 +315,7 @@ static int look_at_all(struct upgrade *upgrade, void (*ask)(struct engine *engin
 	*look = (struct look){ .upgrade = upgrade };
 	for (uint32_t i = 0; rc == 0 && i < upgrade->options.reactor_count; i++) {
 		rc = reactor_call(upgrade->options.reactors[i], ask, look);
-		rc = rc == 0 ? look->rc : rc;
+		rc = rc ?: look->rc;
 	}
 	return rc;
 }
@@ -358,7 +355,7 @@ static bool upgrade_pause_all(struct upgrade *upgrade)
 		int rc = reactor_call(upgrade->options.reactors[i], upgrade_pause_engine, &look);
 
 		if (rc < 0) {
-			return !upgrade_give_up(upgrade, rc, server_call_error(rc));
+			return !upgrade_give_up(upgrade, rc, reactor_call_text(rc));
 		}
 		if (look.rc < 0) {
 			return give_up_ending(upgrade);
@@ -385,7 +382,7 @@ static bool serve_others(struct upgrade *upgrade)
 	upgrade->serve_begin_ns = clock_now_ns();
 	upgrade_set_state(upgrade, UPGRADE_SERVING, 0);
 	accept_again(upgrade);
-	return rc < 0 && !upgrade_give_up(upgrade, (int)rc, server_call_error((int)rc));
+	return rc < 0 && !upgrade_give_up(upgrade, (int)rc, reactor_call_text((int)rc));
 }
 
 /* --- the new process serves ----------------------------------------------------------------- */
@@ -591,7 +588,7 @@ static bool quiesce(struct upgrade *upgrade)
 
 	if (handshakes < 0) {
 		return !upgrade_give_up(
-			upgrade, (int)handshakes, server_call_error((int)handshakes));
+			upgrade, (int)handshakes, reactor_call_text((int)handshakes));
 	}
 	return (handshakes == 0 || upgrade_is_overdue(upgrade)) && upgrade_pause_all(upgrade);
 }
@@ -645,7 +642,7 @@ static bool upgrade_serve(struct upgrade *upgrade)
 	int rc = look_at_all(upgrade, look_at_rest, &look);
 
 	if (rc < 0) {
-		return !upgrade_give_up(upgrade, rc, server_call_error(rc));
+		return !upgrade_give_up(upgrade, rc, reactor_call_text(rc));
 	}
 	note_peer(upgrade, &look.rest);
 	upgrade->ended_count += look.rest.ended;
@@ -665,7 +662,7 @@ static bool wait_for_rest(struct upgrade *upgrade)
 	bool serves;
 
 	if (rc < 0) {
-		return !upgrade_give_up(upgrade, rc, server_call_error(rc));
+		return !upgrade_give_up(upgrade, rc, reactor_call_text(rc));
 	}
 	note_peer(upgrade, &look.rest);
 	if (look.rest.waiting > 0 && clock_now_ns() - upgrade->pause_begin_ns >= RECEIVE_NS) {

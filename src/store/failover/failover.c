@@ -16,11 +16,13 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sysmacros.h>
 
 #include "base/bytes.h"
 #include "base/log.h"
 #include "disk/disk.h"
 #include "store/failover/reservation.h"
+#include "store/file_gate.h"
 #include "store/kind.h"
 
 /* Name of the key, of the filter and of its counters. */
@@ -116,13 +118,25 @@ static void failover_submit(struct store_queue *base, struct store_part *part)
 	store_forward(part);
 }
 
+/* Returns whether an error of the part cannot be due to a lost reservation: for direct writes the
+ * disk would have returned EBADE, and client memory that has vanished is no error of the disk. */
+static bool has_other_cause(const struct failover_store *store, const struct store_part *part)
+{
+	const struct store_info *info = &store->base.info;
+
+	return part->op == STORE_WRITE && mem_may(part->memory, MEM_CPU_READ) &&
+	       (part->memory_error == -EFAULT ||
+		       (is_aligned(part->offset | part->length, info->offset_align) &&
+			       mem_is_aligned(part->memory, info->memory_align)));
+}
+
 /* If the disk refuses a change that passes through the page cache, because it is not aligned, the
- * kernel reports EIO. So the disk is asked. This blocks, after errors only. */
+ * kernel reports EIO. So the disk is asked. This blocks, after such errors only. */
 static bool is_refused_by_cache(
 	const struct failover_store *store, const struct store_part *part, int result)
 {
 	return result == -EIO && part->op != STORE_READ && store->reservation != NULL &&
-	       !reservation_is_held(store->reservation);
+	       !has_other_cause(store, part) && !reservation_is_held(store->reservation);
 }
 
 static void failover_done(struct store_part *part, int result)
@@ -147,7 +161,6 @@ static int failover_queue_init(struct store_queue *base, struct error *error)
 {
 	struct failover_queue *queue = container_of(base, struct failover_queue, base);
 
-	GMB_UNUSED(error);
 	list_init(&queue->refused);
 	queue->message.deliver = refused_deliver;
 	return 0;
@@ -215,10 +228,11 @@ static void identity_add(uint64_t identity[2], const char *name)
 }
 
 /*
- * Derives identity and epoch from the name of the device, and from the names of the disks on which
- * it is stored: a clone of the disks of a logical volume contains the UUID of the volume, but the
- * storage system gives the clones other names. They are part of the protocol: another version must
- * derive the same.
+ * Derives the epoch from the name of the device, and the identity also from the names of the disks
+ * on which it is stored: a clone of the disks of a logical volume contains the UUID of the volume,
+ * but the storage system gives the clones other names. A volume that is extended to other disks, or
+ * moved to them, gets another identity, and has lost no changes. Identity and epoch are part of the
+ * protocol: another version must derive the same.
  */
 static void set_identity(
 	struct store_info *info, dev_t device, const char *wwid, const struct disk_members *members)
@@ -228,6 +242,7 @@ static void set_identity(
 	char name[DISK_WWID_BYTES];
 
 	identity_add(identity, wwid);
+	info->epoch = identity[0] | 1;
 	for (uint32_t i = 0; i < members->count; i++) {
 		if (members->disks[i] != device &&
 			disk_sysfs_wwid("/sys", members->disks[i], name) == 0) {
@@ -238,7 +253,14 @@ static void set_identity(
 	words_out[1] = be64_make(identity[1]);
 	_Static_assert(sizeof(words_out) == sizeof(info->identity), "the identity is filled");
 	memcpy(info->identity, words_out, sizeof(words_out));
-	info->epoch = identity[0] | 1;
+}
+
+static int explain_members(const char *path, int result, struct error *error)
+{
+	return error_set(error, result,
+		"'%s': failover= is not possible, because the disks of the device, or the devices "
+		"on its disk, cannot be determined: %s",
+		path, strerror(-result));
 }
 
 static int identify(struct failover_store *store, const char *path, struct disk_members *members,
@@ -268,21 +290,55 @@ static int identify(struct failover_store *store, const char *path, struct disk_
 	}
 	result = disk_sysfs_members("/sys", device, members);
 	if (result < 0) {
-		return error_set(error, result,
-			"'%s': failover= is not possible, because the disks of the device cannot "
-			"be determined: %s",
-			path, strerror(-result));
+		return explain_members(path, result, error);
 	}
 	set_identity(&store->base.info, device, wwid, members);
 	store->writes_through = disk_sysfs_has_volatile_cache("/sys", device);
 	return 0;
 }
 
+/* Returns whether operations of a killed server are in progress on another device of the disk. If
+ * this is unknown, it does not keep the server from starting, as with other disks whose operations
+ * cannot be detected. */
+static bool sharer_has_late_writes(const char *path, dev_t sharer)
+{
+	enum store_barrier barrier;
+	int result;
+
+	/* Marks on a device that this process uses can be its own. */
+	if (file_gate_of_device(sharer, &barrier)) {
+		return barrier == STORE_BARRIER_CLOSED;
+	}
+	result = disk_check_writers_of(sharer);
+	if (result < 0 && result != -EBUSY) {
+		log_warning("'%s': operations of a killed server on device %u:%u, which is on the "
+			    "same disk, cannot be detected: %s; make the device accessible to the "
+			    "server, or wait some seconds after a server was killed",
+			path, major(sharer), minor(sharer), strerror(-result));
+	}
+	return result == -EBUSY;
+}
+
+/* Returns whether operations of a killed server may be in progress: on the device, or on another
+ * one on the same disk, because the disk knows only the host. */
+static bool has_late_writes(
+	struct failover_store *store, const char *path, const struct disk_members *sharers)
+{
+	bool found = store_barrier(store->base.inner, true) == STORE_BARRIER_CLOSED;
+
+	for (uint32_t i = 0; i < sharers->count && !found; i++) {
+		found = sharer_has_late_writes(path, sharers->disks[i]);
+	}
+	return found;
+}
+
 /* Takes the disk on which the device is stored. */
 static int failover_reserve(struct failover_store *store, const struct store_options *given,
 	const struct disk_members *members, struct error *error)
 {
+	struct disk_members sharers;
 	uint32_t flags = 0;
+	int result;
 
 	if (members->is_multipath) {
 		return error_set(error, -EINVAL,
@@ -298,10 +354,14 @@ static int failover_reserve(struct failover_store *store, const struct store_opt
 			"disk, or failover=cluster",
 			given->path, members->count);
 	}
+	result = disk_sysfs_sharers("/sys", members->disks[0], &sharers);
+	if (result < 0) {
+		return explain_members(given->path, result, error);
+	}
 	if (given->inherited != NULL) {
 		flags |= RESERVATION_KEEPS;
 	}
-	if (store_barrier(store->base.inner, true) == STORE_BARRIER_CLOSED) {
+	if (has_late_writes(store, given->path, &sharers)) {
 		flags |= RESERVATION_LATE_WRITES;
 	}
 	return reservation_take(given->path, members->disks[0], flags, &store->reservation, error);
@@ -357,7 +417,6 @@ static void failover_close(struct store *base)
 
 static const char *failover_handover(struct store *base, struct store_claim *claim_out)
 {
-	GMB_UNUSED(claim_out);
 	return store_is_lost(base) ? "was taken over by another server" : NULL;
 }
 

@@ -19,8 +19,10 @@
 #define KEY_PREFIX_MASK UINT64_C(0xffffff0000000000)
 #define KEY_MULTIPLIER	UINT64_C(0x9e3779b97f4a7c15)
 
-/* Each try fails only if the reservation has changed in the meantime. */
-enum { TRIES_MAX = 8 };
+/* A try fails only if the reservation has changed in the meantime, or for the reason in
+ * take_step().
+ */
+enum { TRIES_MAX = 8, TRIES_PLAIN = 4 };
 
 struct reservation {
 	struct list_node node; /* in `reservations` */
@@ -85,8 +87,9 @@ static int explain_failure(const char *path, const char *what, int result, struc
 {
 	if (result == -EPERM || result == -EACCES) {
 		return error_set(error, result,
-			"'%s': cannot %s: %s; Linux before 6.19 requires that the server is "
-			"started as root with this export, without --user",
+			"'%s': cannot %s: %s; before Linux 6.19, start the server with this export "
+			"and with CAP_SYS_ADMIN and CAP_SYS_RAWIO: as root without --user, or with "
+			"the drop-in reservations.conf of gmblock.service",
 			path, what, strerror(-result));
 	}
 	return error_set(error, result, "'%s': cannot %s: %s", path, what, strerror(-result));
@@ -95,7 +98,8 @@ static int explain_failure(const char *path, const char *what, int result, struc
 static int explain_lack(const char *path, int result, struct error *error)
 {
 	return error_set(error, -EOPNOTSUPP,
-		"'%s': the disk has no persistent reservations (%s); use a disk that has them, or "
+		"'%s': the disk has no persistent reservations, or the volume has more than one "
+		"segment (%s); use a disk that has them and a volume of one segment, or "
 		"failover=cluster if a cluster manager guarantees that only one server uses the "
 		"disk",
 		path, strerror(-result));
@@ -139,7 +143,7 @@ static int explain_loss(const char *path, struct error *error)
 static bool is_foreign(const struct disk_reservation *found)
 {
 	if (found->type == DISK_RESERVATION_OTHER ||
-		(found->type != DISK_RESERVATION_NONE && !is_own_kind(found->holder))) {
+		(found->type == DISK_RESERVATION_REGISTRANTS && !is_own_kind(found->holder))) {
 		return true;
 	}
 	for (uint32_t i = 0; i < found->key_count; i++) {
@@ -165,12 +169,18 @@ static int look_at_disk(const struct reservation *reservation, const char *path,
 }
 
 /* One step towards being the only one who is registered, and the holder. Returns 1 when that is so,
- * or 0 to look again. */
+ * or 0 to look again.
+ *
+ * The Linux NVMe target does not remove a key for the host that has the reservation: the call only
+ * changes the type. If the usual way has failed (is_plain is false), the type is changed to ALL. A
+ * host can then remove all other keys, and changes the type back. The disk refuses changes of
+ * unregistered hosts all the time. */
 static int take_step(struct reservation *reservation, const char *path,
-	const struct disk_reservation *found, struct error *error)
+	const struct disk_reservation *found, bool is_plain, struct error *error)
 {
 	uint64_t key = reservation->key;
-	uint64_t other = other_key(found, key);
+	uint64_t other = found->holder != key ? found->holder : other_key(found, key);
+	bool is_all = found->type == DISK_RESERVATION_ALL;
 	int result;
 
 	if (!has_key(found, key)) {
@@ -179,11 +189,12 @@ static int take_step(struct reservation *reservation, const char *path,
 	}
 	if (found->type == DISK_RESERVATION_NONE) {
 		result = disk_reserve(reservation->fd, key);
-	} else if (other != 0) {
+	} else if (other != 0 || is_all) {
 		log_info("'%s': taking over the disk from the server with key 0x%llx", path,
-			(unsigned long long)(found->holder != key ? found->holder : other));
-		result = disk_preempt(
-			reservation->fd, found->holder != key ? found->holder : other, key);
+			(unsigned long long)other);
+		result = disk_preempt(reservation->fd, is_all ? 0 : other, key,
+			is_plain || is_all || found->holder != key ? DISK_RESERVATION_REGISTRANTS
+								   : DISK_RESERVATION_ALL);
 	} else {
 		return found->holder == key;
 	}
@@ -192,8 +203,8 @@ static int take_step(struct reservation *reservation, const char *path,
 		       : explain_failure(path, "reserve the disk", result, error);
 }
 
-/* The disk would execute the operations as those of this server, although another server has had
- * the disk since then. */
+/* The disk cannot distinguish late operations of a killed server from operations of this one. If
+ * another server has had the disk since then, they would overwrite its changes. */
 static int explain_late_writes(const char *path, struct error *error)
 {
 	return error_set(error, -EBUSY,
@@ -203,7 +214,7 @@ static int explain_late_writes(const char *path, struct error *error)
 		path);
 }
 
-/* Returns whether the reservation is that of an earlier server of this host, which was killed. */
+/* Returns whether an earlier server of this host, which was killed, made the reservation. */
 static bool is_own_reservation(
 	const struct reservation *reservation, const struct disk_reservation *found)
 {
@@ -238,18 +249,17 @@ static int seize_disk(
 		return explain_register(path, result, error);
 	}
 	for (int tries = 0; tries < TRIES_MAX; tries++) {
-		result = look_at_disk(reservation, path, &found, error)
-				 ?: take_step(reservation, path, &found, error);
+		result =
+			look_at_disk(reservation, path, &found, error)
+				?: take_step(reservation, path, &found, tries < TRIES_PLAIN, error);
 		if (result != 0) {
 			break;
 		}
 	}
 	if (result == 0) {
-		/* The Linux NVMe target does not do it for the host that has the reservation. */
 		result = error_set(error, -EBUSY,
-			"'%s': the disk does not remove the registration of another server; start "
-			"that server, or end all servers and remove the keys with blkpr or "
-			"sg_persist",
+			"'%s': the disk does not remove the registration of another server; end "
+			"all servers and remove the keys with blkpr or sg_persist",
 			path);
 	}
 	/* After a failure, the registration remains. The next server removes it. */
@@ -326,7 +336,12 @@ bool reservation_lose(struct reservation *reservation)
 
 bool reservation_is_held(const struct reservation *reservation)
 {
-	return disk_register_again(reservation->fd, reservation->key) != -EBADE;
+	struct disk_reservation found;
+
+	/* Another server of this host can have replaced the key. */
+	return disk_register_again(reservation->fd, reservation->key) != -EBADE ||
+	       (disk_reservation_read(reservation->fd, &found) == 0 &&
+		       is_own_reservation(reservation, &found));
 }
 
 /* Removes the reservation and the registration of this host. If another server has just registered,

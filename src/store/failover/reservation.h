@@ -44,8 +44,9 @@ GMB_MUST_CHECK int reservation_take(const char *path, dev_t disk, uint32_t flags
 /* Records that the disk has refused a change. Until all references are dropped, this process does
  * not take the disk again. Returns whether it is the first call. Any thread; does not block. */
 bool reservation_lose(struct reservation *reservation);
-/* Asks the disk whether it still accepts changes of this server. True if the disk does not answer.
- * Any thread; blocks. */
+/* Asks the disk whether it still accepts changes of this host. True if the disk does not answer. If
+ * another server of this host has reserved the disk as well, true only if this process can read
+ * reservations. Any thread; blocks. */
 bool reservation_is_held(const struct reservation *reservation);
 /* Drops a reference. With the last one, releases the reservation if this process has reserved a
  * free disk, unless it is lost, or another process continues to use it (is_let_go). A disk that was

@@ -107,7 +107,7 @@ void flash_cache_init(struct flash *flash, uint8_t *memory)
 		cache->loads[i] = (struct flash_cache_load){ { .ready = load_ready }, flash };
 		list_init(&cache->loads[i].wait.node);
 	}
-	cache_lru_init(&cache->lru, &flash->table, cache->cold_percent, cache->lru_slots,
+	cache_lru_init(&cache->lru, &flash->table, flash->rule->cold_percent, cache->lru_slots,
 		cache->slot_count);
 }
 

@@ -72,10 +72,9 @@ struct flash_cache {
 	struct flash_cache_head head; /* head of the file, as found or as created */
 	uint64_t tag;
 	uint32_t slot_count; /* 0: no cache */
-	uint32_t cold_percent;
-	bool is_recorded; /* the anchor contains the tag */
-	bool is_busy;	  /* another process still uses the store, and has its own cache file */
-	bool is_found;	  /* the file existed when the store was opened */
+	bool is_recorded;    /* the anchor contains the tag */
+	bool is_busy;	     /* another process still uses the store, and has its own cache file */
+	bool is_found;	     /* the file existed when the store was opened */
 	bool is_leaving; /* the file takes no new pages: it was found, but no cache is configured */
 	/* Snapshots leave so little space that writes might soon be refused. So new writes bypass
 	 * the cache, and its pages are written. */

@@ -9,9 +9,7 @@
  * Called when the store is opened and closed, by recovery, by checkpoints (tag and folder of the
  * anchor) and by `gmblock check`.
  */
-#include <endian.h>
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -94,9 +94,7 @@ static void change_page_ready(struct flash_wait *wait, int result)
 
 static void ahead_ready(struct flash_wait *wait, int result)
 {
-	GMB_UNUSED(wait);
 	/* an error is ignored: the change that needs the page reads it again */
-	GMB_UNUSED(result);
 }
 
 /* Requests the first map page of each of the next LOOKAHEAD changes. wait->ready marks changes for
@@ -439,7 +437,6 @@ static void change_turn_done(struct ring_op *op, int result)
 {
 	struct flash *flash = container_of(op, struct flash_changes, turn)->flash;
 
-	GMB_UNUSED(result);
 	flash_pump(flash);
 	flash_io_ended(flash);
 }

@@ -170,9 +170,7 @@ static int write_zones(int claim, const char *path, const struct flash_zones *zo
 		result =
 			disk_write(fd, aligned, FLASH_BLOCK_BYTES, zones->first + i * zones->bytes);
 	}
-	if (result == 0) {
-		result = disk_sync(fd);
-	}
+	result = result ?: disk_sync(fd);
 	free(aligned);
 	disk_close(fd);
 	return result == 0 ? 0
@@ -221,9 +219,7 @@ static int create_on(
 		return write_zones(claim, path, &zones, bytes, error);
 	}
 	result = disk_write(fd, bytes, sizeof(bytes), 0);
-	if (result == 0) {
-		result = disk_sync(fd);
-	}
+	result = result ?: disk_sync(fd);
 	return result < 0 ? error_set(error, result, "cannot write to '%s': %s", path,
 				    strerror(-result))
 			  : 0;

@@ -48,9 +48,9 @@ void flash_erase_init(struct flash *flash, const struct disk_info *disk, int fd)
 			(disk->punches_holes && (disk->is_block || disk->has_holes)));
 }
 
-/* Returns the number of segments that remain free when the disk is full. These are written again
- * and again. Releasing their space and allocating it again would cost a third of the speed and gain
- * nothing. */
+/* Returns the number of segments that remain free when the disk is full. Their space is not
+ * released, because they are soon written again, and allocating the space each time would cost a
+ * third of the speed. */
 static uint32_t spare_segments(const struct flash *flash)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;

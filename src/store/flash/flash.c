@@ -273,8 +273,8 @@ static uint64_t budget_divide(struct flash *flash, uint8_t *memory)
 	flash->record_bytes = record;
 	flash->checkpoint.block = checkpoint;
 	flash->log.move.block = move;
-	gc_init(&flash->table, flash->rule != NULL ? flash->rule : &gc_rule_auto, table, count,
-		geometry->segment_blocks);
+	flash->rule = flash->rule ?: &gc_rule_auto;
+	gc_init(&flash->table, flash->rule, table, count, geometry->segment_blocks);
 	flash_log_init(flash, log);
 	flash_redo_init(flash, redo);
 	flash_io_init(flash, io);
@@ -363,9 +363,7 @@ static int recover_call(struct ring_op *op)
 		return -EAGAIN;
 	}
 	result = flash->start->is_quiet ? look_again(flash, &flash->start->error) : 0;
-	if (result == 0) {
-		result = flash_recover(flash, &flash->start->error);
-	}
+	result = result ?: flash_recover(flash, &flash->start->error);
 	if (result == 0) {
 		close_disk(flash);
 	}
@@ -384,7 +382,6 @@ static void recover_again(struct ring_op *op, int result)
 {
 	struct flash *flash = container_of(op, struct flash, start_op);
 
-	GMB_UNUSED(result);
 	if (atomic_load_explicit(&flash->start->cancelled, memory_order_relaxed)) {
 		store_started(&flash->base,
 			error_set(&flash->start->error, -ECANCELED, "the start was interrupted"));
@@ -581,7 +578,8 @@ static void fill_info(struct flash *flash)
 		.block_preferred = FLASH_BLOCK_BYTES,
 		.memory_align = flash->memory_align,
 		.offset_align = flash->memory_align,
-		.memory_rights = MEM_CPU | MEM_ADDRESS,
+		/* the owner's thread accesses the memory of all parts */
+		.memory_rights = MEM_CPU | MEM_ADDRESS | MEM_PROMPT,
 		.read_direct = below->read_direct,
 		.write_direct = below->write_direct,
 		.io_max = below->io_max,
@@ -623,7 +621,6 @@ static int open_cache(struct flash *flash, const struct flash_config *config,
 					    ? flash->anchor.cache_folder
 					    : options.directory;
 	}
-	flash->cache.cold_percent = gc_rule_auto.cold_percent;
 	return flash_cache_open(flash, &options, error);
 }
 
@@ -650,9 +647,7 @@ static int flash_open(struct store *base, const struct store_options *options,
 	if (result == 0 && !flash->is_read_only && !flash_has_zones(flash) && !open_disk(flash)) {
 		disk_drop_cache(flash->fd, 0, FLASH_ANCHORS * FLASH_BLOCK_BYTES);
 	}
-	if (result == 0) {
-		result = flash_anchors_read(flash, flash->disk_fd, error);
-	}
+	result = result ?: flash_anchors_read(flash, flash->disk_fd, error);
 	if (result < 0) {
 		flash_release(flash);
 		return result;
@@ -679,16 +674,6 @@ static enum store_barrier flash_barrier(struct store *base, bool look)
 }
 
 /* --- options --------------------------------------------------------------------------------- */
-
-static int set_on_full(void *config_bytes, const char *value, struct error *error)
-{
-	struct flash_config *config = config_bytes;
-
-	config->refuses = strcmp(value, "refuse") == 0;
-	return config->refuses || strcmp(value, "drop") == 0
-		       ? 0
-		       : error_set(error, -EINVAL, "must be drop or refuse");
-}
 
 static int set_cache(void *config_bytes, const char *value, struct error *error)
 {
@@ -720,6 +705,7 @@ static int set_cache_directory(void *config_bytes, const char *value, struct err
 	return 0;
 }
 
+static const char *const full_words[] = { "drop", "refuse", NULL };
 static const char *const others_words[] = { [FLASH_OTHERS_REFUSE] = "refuse",
 	[FLASH_OTHERS_TAKE] = "take",
 	[FLASH_OTHERS_LEAVE] = "leave",
@@ -741,10 +727,10 @@ static const struct field flash_options[] = {
 		"flash: memory for the block map; 64M (the default) covers a disk of 32 GiB", "64M",
 		.type = FIELD_BYTES, .min = FLASH_BLOCK_BYTES, .max = UINT64_C(1) << 40,
 		FIELD_IN(struct flash_config, map_memory) },
-	{ "on-full", "drop|refuse",
+	{ "on-full", NULL,
 		"flash: action when a snapshot leaves no space for writes: drop the snapshot "
 		"(drop, default) or let the writes fail (refuse)",
-		"refuse", .set = set_on_full, AT(refuses, refuses) },
+		"refuse", .type = FIELD_WORD, .words = full_words, AT(refuses, refuses) },
 	{ "cache", "SIZE",
 		"flash: size of the write-back cache, or 0 for none; default: 64M, or an eighth of "
 		"the disk if that is less",
@@ -840,7 +826,7 @@ const struct store_kind flash_store_kind = {
 };
 
 /* Called before the start, see kind.h. */
-bool flash_store_set_rule(struct store *store, const struct gc_rule *rule, uint32_t cold_percent)
+bool flash_store_set_rule(struct store *store, const struct gc_rule *rule)
 {
 	struct flash *flash;
 
@@ -850,6 +836,5 @@ bool flash_store_set_rule(struct store *store, const struct gc_rule *rule, uint3
 	flash = container_of(store, struct flash, base);
 	GMB_ASSERT(flash->start == NULL);
 	flash->rule = rule;
-	flash->cache.cold_percent = cold_percent;
 	return true;
 }

@@ -91,7 +91,7 @@ struct flash {
 	/* number of the anchor that was read (0 or 1), which is overwritten last */
 	uint32_t good_anchor;
 	uint32_t slot_count;
-	const struct gc_rule *rule; /* NULL: gc_rule_auto */
+	const struct gc_rule *rule; /* NULL until flash_init(): gc_rule_auto */
 
 	/* State of the start, see store_start(). */
 	struct store_start *start;

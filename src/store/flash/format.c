@@ -13,6 +13,7 @@
 
 #include "base/bytes.h"
 #include "base/crc32c.h"
+#include "base/text.h"
 
 /* minimum number of spare segments, in addition to the segments of a checkpoint */
 enum { SPARE_SEGMENTS = 4 };
@@ -165,9 +166,7 @@ static uint32_t segments_of(const struct flash_geometry *geometry, uint32_t page
 		checkpoint_blocks(geometry, pages), geometry->segment_blocks - 4);
 }
 
-/* Returns the number of blocks of a segment that are not headers. The last record of a segment can
- * be short and leave one block unused. */
-static uint64_t usable_blocks(const struct flash_geometry *geometry)
+uint64_t flash_usable_blocks(const struct flash_geometry *geometry)
 {
 	return geometry->segment_blocks -
 	       divide_up(geometry->segment_blocks, FLASH_RECORD_ENTRIES + 1) - 2;
@@ -177,7 +176,7 @@ static uint64_t usable_blocks(const struct flash_geometry *geometry)
 static uint64_t room_blocks(const struct flash_geometry *geometry)
 {
 	uint64_t segments = geometry->segment_count - geometry->reserve_segments;
-	uint64_t usable = usable_blocks(geometry);
+	uint64_t usable = flash_usable_blocks(geometry);
 	uint64_t nodes = geometry->node_counts[0] + UINT64_C(2) * geometry->node_counts[1] +
 			 UINT64_C(2) * geometry->node_counts[2];
 
@@ -190,7 +189,8 @@ static uint64_t room_blocks(const struct flash_geometry *geometry)
 static uint64_t disk_blocks_max(const struct flash_geometry *geometry, uint32_t spare_percent)
 {
 	uint64_t room = room_blocks(geometry);
-	uint64_t least = (SPARE_SEGMENTS + geometry->checkpoint_segments) * usable_blocks(geometry);
+	uint64_t least =
+		(SPARE_SEGMENTS + geometry->checkpoint_segments) * flash_usable_blocks(geometry);
 	uint64_t spare = MAX(room - room * (100 - spare_percent) / 100, least);
 
 	return room > spare ? room - spare : 0;
@@ -238,19 +238,26 @@ bool flash_geometry_init(struct flash_geometry *geometry)
 	       geometry->disk_blocks <= room_blocks(geometry);
 }
 
+static const char *blocks_text(char out[UNITS_TEXT_BYTES], uint64_t blocks)
+{
+	return units_format_bytes(out, blocks * FLASH_BLOCK_BYTES);
+}
+
 int flash_geometry_make(struct flash_geometry *geometry, uint64_t device_blocks,
 	uint32_t segment_blocks, uint32_t spare_percent, struct error *error)
 {
+	char segment[UNITS_TEXT_BYTES];
+	char least[UNITS_TEXT_BYTES];
 	uint64_t count;
 	uint64_t blocks;
 
 	*geometry = (struct flash_geometry){ .segment_blocks = segment_blocks };
 	if (device_blocks < FLASH_SEGMENTS_AT + (uint64_t)FLASH_SEGMENTS_MIN * segment_blocks) {
 		return error_set(error, -EINVAL,
-			"the size is too small: segments of %u KiB need at least %llu KiB",
-			segment_blocks * 4,
-			4 * (FLASH_SEGMENTS_AT +
-				    (unsigned long long)FLASH_SEGMENTS_MIN * segment_blocks));
+			"the size is too small: segments of %s need at least %s",
+			blocks_text(segment, segment_blocks),
+			blocks_text(least,
+				FLASH_SEGMENTS_AT + (uint64_t)FLASH_SEGMENTS_MIN * segment_blocks));
 	}
 	if (device_blocks > UINT32_MAX) {
 		return error_set(error, -EINVAL, "the size is larger than the limit of 16 TiB");
@@ -258,8 +265,8 @@ int flash_geometry_make(struct flash_geometry *geometry, uint64_t device_blocks,
 	count = (device_blocks - FLASH_SEGMENTS_AT) / segment_blocks;
 	if (count > FLASH_SEGMENTS_MAX) {
 		return error_set(error, -EINVAL,
-			"more than %d segments of %u KiB would be needed; choose larger segments",
-			FLASH_SEGMENTS_MAX, segment_blocks * 4);
+			"more than %d segments of %s would be needed; choose larger segments",
+			FLASH_SEGMENTS_MAX, blocks_text(segment, segment_blocks));
 	}
 	geometry->segment_count = (uint32_t)count;
 	/* Starts with the size that spare_percent leaves, and reduces it until the store's own
@@ -272,8 +279,8 @@ int flash_geometry_make(struct flash_geometry *geometry, uint64_t device_blocks,
 			return 0;
 		}
 	}
-	return error_set(
-		error, -EINVAL, "the size is too small for segments of %u KiB", segment_blocks * 4);
+	return error_set(error, -EINVAL, "the size is too small for segments of %s",
+		blocks_text(segment, segment_blocks));
 }
 
 /* --- the anchor ------------------------------------------------------------------------------ */

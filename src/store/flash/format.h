@@ -91,6 +91,9 @@ GMB_MUST_CHECK bool flash_geometry_init(struct flash_geometry *geometry);
 GMB_MUST_CHECK int flash_geometry_make(struct flash_geometry *geometry, uint64_t device_blocks,
 	uint32_t segment_blocks, uint32_t spare_percent, struct error *error);
 
+/* Returns the number of blocks of a segment that are not headers. The last record of a segment can
+ * be short and leave one block unused. */
+uint64_t flash_usable_blocks(const struct flash_geometry *geometry);
 /* Returns the maximum number of blocks of a durable write that is one record, and therefore
  * atomic. */
 static inline uint32_t flash_atomic_blocks(const struct flash_geometry *geometry)

@@ -18,7 +18,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/bytes.h"
 #include "base/crc32c.h"
 #include "base/log.h"
 #include "store/flash/flash.h"

@@ -34,7 +34,11 @@ static uint32_t net_of(
 				 : used;
 }
 
-double gc_score(const struct gc_rule *rule, uint32_t blocks, uint32_t net, uint64_t age)
+/* Returns the score of a segment with a capacity of `blocks`, from its net cost (at most blocks)
+ * and its age, as defined at the head of this file. The highest score is the best victim. Rules
+ * without cost_benefit do not use the age. With cost_benefit the score is HUGE_VAL if collection
+ * has no net cost. */
+static double gc_score(const struct gc_rule *rule, uint32_t blocks, uint32_t net, uint64_t age)
 {
 	if (!rule->cost_benefit) {
 		return -(double)net;

@@ -76,12 +76,6 @@ struct gc_table {
 	uint32_t state_counts[GC_STATE_COUNT];
 };
 
-/* Returns the score of a segment with a capacity of `blocks`, from its net cost (at most blocks)
- * and its age, as defined at the head of this file. The highest score is the best victim. Rules
- * without cost_benefit do not use the age. With cost_benefit the score is HUGE_VAL if collection
- * has no net cost. */
-double gc_score(const struct gc_rule *rule, uint32_t blocks, uint32_t net, uint64_t age);
-
 /* Initializes the table with all segments free. segments: an array of segment_count elements; rule
  * and segments must exist as long as the table. */
 void gc_init(struct gc_table *table, const struct gc_rule *rule, struct gc_segment *segments,

@@ -52,7 +52,6 @@ static void io_next(struct flash_io *io);
 
 static void io_again(struct ring_op *op, int result)
 {
-	GMB_UNUSED(result);
 	io_next(container_of(op, struct flash_io, op));
 }
 

@@ -176,9 +176,7 @@ static void helper_done(struct flash_io *io, int result)
 	struct flash_scratch *scratch = flash_scratch_of(part);
 
 	flash->segments[helper->segment].readers--;
-	if (result == 0) {
-		result = helper_check(helper);
-	}
+	result = result ?: helper_check(helper);
 	if (result == 0 && helper->bytes > 0) {
 		memcpy(mem_cpu_write(part->memory) + helper->at, helper->bounce + helper->skip,
 			helper->bytes);
@@ -351,22 +349,6 @@ void flash_read_step(struct store_part *part)
 
 /* --- extents --------------------------------------------------------------------------------- */
 
-/* Adds bytes to the part's extents. Returns false if a new entry is needed and none is free. */
-static bool extents_add(struct store_part *part, uint64_t bytes, bool is_hole)
-{
-	uint32_t flags = is_hole ? STORE_EXTENT_HOLE | STORE_EXTENT_ZERO : 0;
-
-	if (part->extent_count > 0 && part->extents[part->extent_count - 1].flags == flags) {
-		part->extents[part->extent_count - 1].length += bytes;
-	} else if (part->extent_count == part->extent_max) {
-		return false;
-	} else {
-		part->extents[part->extent_count++] = (struct store_extent){ bytes, flags };
-	}
-	flash_scratch_of(part)->done_bytes += bytes;
-	return true;
-}
-
 void flash_extents_step(struct store_part *part)
 {
 	struct flash *flash = flash_of(part);
@@ -399,9 +381,12 @@ void flash_extents_step(struct store_part *part)
 		if (hole == 0 && !is_cached) {
 			run = MIN(data_bytes(slot, offset), run);
 		}
-		if (!extents_add(part, hole > 0 ? hole : run, hole > 0)) {
+		run = hole > 0 ? hole : run;
+		if (!store_extent_add(
+			    part, run, hole > 0 ? STORE_EXTENT_HOLE | STORE_EXTENT_ZERO : 0)) {
 			break;
 		}
+		scratch->done_bytes += run;
 	}
 	flash_finish(part, part->extent_count > 0 ? 0 : scratch->result);
 }

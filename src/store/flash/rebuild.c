@@ -20,11 +20,8 @@
 #include <endian.h>
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "base/bytes.h"
 #include "base/crc32c.h"
-#include "base/log.h"
 #include "store/flash/flash.h"
 
 #define NO_PAGE UINT32_MAX

@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/bytes.h"
 #include "base/crc32c.h"
 #include "base/log.h"
 #include "disk/disk.h"
@@ -701,7 +700,7 @@ static int make_durable(struct flash *flash)
 				flash->path, strerror(-result));
 		}
 		result = write_log_again(&replay, &disk, tries > 0);
-		result = result == 0 ? disk_sync(flash->fd) : result;
+		result = result ?: disk_sync(flash->fd);
 		tries++;
 	} while (result < 0 && result != -ECANCELED && tries < DURABLE_TRIES_MAX);
 	free(bytes);
@@ -756,9 +755,7 @@ static int read_tree(
 	if (result == 0 && tree == 0 && (flash->damage.repairs & STORE_REPAIR_MAP) != 0) {
 		result = flash_rebuild(flash);
 	}
-	if (result == 0) {
-		result = flash_table_read(flash, tree, seen);
-	}
+	result = result ?: flash_table_read(flash, tree, seen);
 	if (result == -EUCLEAN && tree > 0) {
 		damaged = true;
 		result = 0;
@@ -777,9 +774,7 @@ static int recover(struct flash *flash, struct replay *replay, struct error *err
 {
 	int result = flash_zones_load(flash);
 
-	if (result == 0) {
-		result = read_tree(flash, 0, flash->anchor.top, replay->seen);
-	}
+	result = result ?: read_tree(flash, 0, flash->anchor.top, replay->seen);
 	flash_snapshots_recovered(flash);
 	for (uint32_t i = 0; i < FLASH_SNAPSHOTS && result == 0; i++) {
 		if (flash_snapshot_is_live(flash, i)) {
@@ -787,9 +782,7 @@ static int recover(struct flash *flash, struct replay *replay, struct error *err
 				flash, i + 1, flash->anchor.snapshots[i].top, replay->seen);
 		}
 	}
-	if (result == 0) {
-		result = replay_log(replay);
-	}
+	result = result ?: replay_log(replay);
 	if (result == 0) {
 		judge_end(replay);
 		flash->table.clock = replay->clock;
@@ -864,10 +857,8 @@ int flash_recover(struct flash *flash, struct error *error)
 	if (replay.seen == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", flash->path);
 	}
-	result = result == 0 ? flash_cache_load(flash) : result;
-	if (result == 0) {
-		result = recover(flash, &replay, error);
-	}
+	result = result ?: flash_cache_load(flash);
+	result = result ?: recover(flash, &replay, error);
 	free(replay.seen);
 	if (result == -EUCLEAN) {
 		return refuse_map(flash, error);

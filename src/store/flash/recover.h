@@ -77,9 +77,6 @@ GMB_MUST_CHECK int flash_recover(struct flash *flash, struct error *error);
 /* Reads a node, or returns zeroes if there is none. Returns -EUCLEAN if its checksum does not
  * match. Blocks. */
 GMB_MUST_CHECK int flash_node_read(struct flash *flash, struct flash_entry at, void *node);
-/* Reads the second copy of a node of level 1 or 2, which follows the first one in the same
- * record. */
-GMB_MUST_CHECK int flash_twin_read(struct flash *flash, struct flash_entry at, void *node);
 /* Reads the addresses of all nodes of a tree. If both copies of a node are damaged: returns
  * -EUCLEAN for the disk, unless holes are accepted; sets *damaged for a snapshot. */
 GMB_MUST_CHECK int flash_tree_read(

@@ -17,10 +17,8 @@
  * sync has failed is written again after the second sync. If a record can no longer be read intact,
  * or the device continues to fail, the log fails.
  */
-#include <errno.h>
 #include <string.h>
 
-#include "base/bytes.h"
 #include "base/crc32c.h"
 #include "base/log.h"
 #include "store/flash/flash.h"

@@ -22,7 +22,6 @@
  */
 #include <endian.h>
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/bytes.h"
@@ -89,21 +88,13 @@ uint32_t flash_snapshots_list(struct store *store, struct store_snapshot list[ST
 
 /* --- space ----------------------------------------------------------------------------------- */
 
-/* Returns the number of blocks of a segment that are not headers, computed as in format.c. */
-static uint64_t snapshot_usable_blocks(const struct flash *flash)
-{
-	uint32_t blocks = flash->anchor.geometry.segment_blocks;
-
-	return blocks - (blocks + FLASH_RECORD_ENTRIES) / (FLASH_RECORD_ENTRIES + 1) - 2;
-}
-
 /* Returns how many blocks clients could write if all garbage were collected. This excludes the
  * reserve and the share that must remain writable (ROOM_MIN_PERCENT). Negative if that share is not
  * available. */
 static int64_t snapshot_room_of(const struct flash *flash)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
-	int64_t usable = (int64_t)snapshot_usable_blocks(flash);
+	int64_t usable = (int64_t)flash_usable_blocks(geometry);
 	int64_t left = (geometry->segment_count - geometry->reserve_segments) * usable *
 		       ROOM_MIN_PERCENT / 100;
 	int64_t room = 0;
@@ -247,7 +238,6 @@ static void snapshot_turn_done(struct ring_op *op, int result)
 {
 	struct flash *flash = container_of(op, struct flash, snapshots.turn);
 
-	GMB_UNUSED(result);
 	flash_io_ended(flash);
 }
 

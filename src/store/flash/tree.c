@@ -92,7 +92,7 @@ int flash_node_read(struct flash *flash, struct flash_entry at, void *node)
 /* A record contains the first copies of its nodes, then the second copies. So the second copy is at
  * most FLASH_RECORD_ENTRIES - 1 blocks later in the same segment. A block with the same checksum
  * has the same contents. */
-int flash_twin_read(struct flash *flash, struct flash_entry at, void *node)
+static int flash_twin_read(struct flash *flash, struct flash_entry at, void *node)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
 	uint32_t block = le32toh(at.block);

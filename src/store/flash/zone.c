@@ -15,7 +15,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/log.h"
 #include "disk/disk.h"
 #include "store/flash/flash.h"
 
@@ -75,15 +74,11 @@ int flash_zones_find(int fd, const char *path, struct flash_zones *zones, struct
 	if (result == 0 && !info.zoned) {
 		return 0;
 	}
-	if (result == 0) {
-		result = find_first(fd, info.zone_bytes, &first);
-	}
+	result = result ?: find_first(fd, info.zone_bytes, &first);
 	if (result == -ENOENT) {
 		return error_set(error, -EINVAL, "'%s' has no zones for sequential writes", path);
 	}
-	if (result == 0) {
-		result = count_alike(fd, &first, info.zone_bytes, &zones->count);
-	}
+	result = result ?: count_alike(fd, &first, info.zone_bytes, &zones->count);
 	if (result < 0) {
 		return error_set(error, result, "cannot examine the zones of '%s': %s", path,
 			strerror(-result));

@@ -275,7 +275,6 @@ static void front_timer_done(struct ring_op *op, int result)
 {
 	struct front_carrier *carrier = container_of(op, struct front_carrier, timer_op);
 
-	GMB_UNUSED(result);
 	if (carrier->state == FRONT_CLOSING) {
 		front_step(carrier);
 	} else if (carrier->state == FRONT_DIALING) {
@@ -289,7 +288,6 @@ static void front_fail_done(struct ring_op *op, int result)
 {
 	struct front_carrier *carrier = container_of(op, struct front_carrier, fail_op);
 
-	GMB_UNUSED(result);
 	if (carrier->state == FRONT_CLOSING) {
 		front_step(carrier);
 	} else {
@@ -299,7 +297,6 @@ static void front_fail_done(struct ring_op *op, int result)
 
 static int channel_open(struct front_channel *channel, struct ring *ring, int fd)
 {
-	GMB_UNUSED(ring);
 	channel->fd = fd;
 	channel->file = (struct ring_file){ .fd = fd, .slot = -1 };
 	return fd;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -390,6 +391,23 @@ static const char *get_inflight(struct vhost_session *session)
 	return NULL;
 }
 
+/* Before the requests in the record are repeated, an earlier session of the same front end has to
+ * end: its requests could write to memory that the guest has used again since, and to the rings.
+ * The record is the takeover token, because a front end that has lost its connection gives it to
+ * the next session. */
+static void end_earlier_session(struct vhost_session *session)
+{
+	struct session *base = &session->base;
+	struct stat status = { 0 };
+	int rc = fstat(session->inflight.fd, &status);
+	const uint64_t token[] = { status.st_dev, status.st_ino, session->inflight.offset };
+
+	GMB_ASSERT(rc == 0);	       /* it is a file in memory, see mapping_create() */
+	takeover_leave(&base->member); /* the token of the previous record */
+	session_takeover_join(base, base->export, (const uint8_t *)token, sizeof(token));
+	session->waits = VHOST_WAITS_FOR_EARLIER; /* vhost_device_drained() continues */
+}
+
 static const char *set_inflight(struct vhost_session *session)
 {
 	struct vhost_inflight message = { 0 };
@@ -414,20 +432,26 @@ static const char *set_inflight(struct vhost_session *session)
 	if (rule == NULL) { /* otherwise the session keeps the record that it has */
 		session->inflight_queues = message.queue_count;
 		session->inflight_entries = message.queue_entries;
+		end_earlier_session(session);
 	}
 	return rule;
 }
 
 /* --- queues ----------------------------------------------------------------------------------- */
 
-/* Returns the queue with the number at the beginning of the payload. */
-static struct vhost_queue *vhost_queue_of(struct vhost_session *session, const char **rule)
+/* Returns the number at the beginning of the payload. */
+static uint32_t queue_index(const struct vhost_session *session)
 {
 	uint32_t index;
 
 	memcpy(&index, session->message.payload, sizeof(index));
-	*rule = index < VHOST_SERVER_QUEUES ? NULL : "a message names a queue that does not exist";
-	return *rule == NULL ? &session->queues[index] : NULL;
+	return index;
+}
+
+/* Returns the queue of a message with handler.names_queue. */
+static struct vhost_queue *vhost_queue_of(struct vhost_session *session)
+{
+	return &session->queues[queue_index(session)];
 }
 
 static uint32_t vring_number(const struct vhost_session *session)
@@ -441,12 +465,8 @@ static uint32_t vring_number(const struct vhost_session *session)
 static const char *set_vring_num(struct vhost_session *session)
 {
 	uint32_t entries = vring_number(session);
-	const char *rule;
-	struct vhost_queue *queue = vhost_queue_of(session, &rule);
+	struct vhost_queue *queue = vhost_queue_of(session);
 
-	if (queue == NULL) {
-		return rule;
-	}
 	if (queue->is_running || queue->inflight_count > 0) {
 		return "SET_VRING_NUM of a queue in use";
 	}
@@ -460,12 +480,8 @@ static const char *set_vring_num(struct vhost_session *session)
 
 static const char *set_vring_address(struct vhost_session *session)
 {
-	const char *rule;
-	struct vhost_queue *queue = vhost_queue_of(session, &rule);
+	struct vhost_queue *queue = vhost_queue_of(session);
 
-	if (queue == NULL) {
-		return rule;
-	}
 	memcpy(&queue->address, session->message.payload, sizeof(queue->address));
 	queue->has_address = true;
 	vhost_queue_locate(queue);
@@ -478,12 +494,8 @@ static const char *set_vring_address(struct vhost_session *session)
 
 static const char *set_vring_base(struct vhost_session *session)
 {
-	const char *rule;
-	struct vhost_queue *queue = vhost_queue_of(session, &rule);
+	struct vhost_queue *queue = vhost_queue_of(session);
 
-	if (queue == NULL) {
-		return rule;
-	}
 	if (queue->is_running) {
 		return "SET_VRING_BASE of a queue in use";
 	}
@@ -494,24 +506,18 @@ static const char *set_vring_base(struct vhost_session *session)
 
 static const char *get_vring_base(struct vhost_session *session)
 {
-	const char *rule;
-
-	session->draining = vhost_queue_of(session, &rule);
-	/* vhost_device_drained() replies */
-	session->waits = rule == NULL ? VHOST_WAITS_FOR_QUEUE : VHOST_WAITS_NOT;
-	return rule;
+	session->draining = vhost_queue_of(session);
+	session->waits = VHOST_WAITS_FOR_QUEUE; /* vhost_device_drained() replies */
+	return NULL;
 }
 
 static const char *set_vring_enable(struct vhost_session *session)
 {
-	const char *rule;
-	struct vhost_queue *queue = vhost_queue_of(session, &rule);
+	struct vhost_queue *queue = vhost_queue_of(session);
 
-	if (queue != NULL) {
-		queue->is_enabled = vring_number(session) != 0;
-		vhost_queue_start(queue);
-	}
-	return rule;
+	queue->is_enabled = vring_number(session) != 0;
+	vhost_queue_start(queue);
+	return NULL;
 }
 
 /* SET_VRING_KICK, SET_VRING_CALL and SET_VRING_ERR. */
@@ -586,6 +592,7 @@ static bool all_are_drained(struct vhost_session *session)
 
 bool vhost_device_drained(struct vhost_session *session)
 {
+	struct takeover_member *member = &session->base.member;
 	struct vhost_queue *queue = session->draining;
 	uint64_t ok = 0;
 
@@ -614,10 +621,16 @@ bool vhost_device_drained(struct vhost_session *session)
 			vhost_queue_stop(&session->queues[i]);
 		}
 		session->device_status = 0;
-		if (session->wants_ack) {
-			vhost_message_reply(session, &ok, sizeof(ok));
+		break;
+	case VHOST_WAITS_FOR_EARLIER:
+		if (session_takeover_replace(&session->base, session->base.export,
+			    (const uint8_t *)member->token, member->token_bytes)) {
+			return false;
 		}
 		break;
+	}
+	if (session->wants_ack && session->waits != VHOST_WAITS_FOR_QUEUE) {
+		vhost_message_reply(session, &ok, sizeof(ok));
 	}
 	session->waits = VHOST_WAITS_NOT;
 	return true;
@@ -654,14 +667,14 @@ static const char *set_back_channel(struct vhost_session *session)
 
 static const char *ignore(struct vhost_session *session)
 {
-	GMB_UNUSED(session);
 	return NULL;
 }
 
-/* bytes: minimum size of the payload. */
+/* bytes: minimum size of the payload. names_queue: which begins with the number of a queue. */
 static const struct {
 	const char *(*take)(struct vhost_session *session);
 	uint32_t bytes;
+	bool names_queue;
 } handlers[VHOST_REQUEST_COUNT] = {
 	[VHOST_GET_FEATURES] = { get_number, 0 },
 	[VHOST_SET_FEATURES] = { set_features, sizeof(uint64_t) },
@@ -670,17 +683,17 @@ static const struct {
 	[VHOST_SET_MEM_TABLE] = { set_memory, offsetof(struct vhost_memory_table, regions) },
 	[VHOST_SET_LOG_BASE] = { set_log, sizeof(struct vhost_log) },
 	[VHOST_SET_LOG_FD] = { ignore, 0 },
-	[VHOST_SET_VRING_NUM] = { set_vring_num, sizeof(struct vhost_vring_state) },
-	[VHOST_SET_VRING_ADDR] = { set_vring_address, sizeof(struct vhost_vring_address) },
-	[VHOST_SET_VRING_BASE] = { set_vring_base, sizeof(struct vhost_vring_state) },
-	[VHOST_GET_VRING_BASE] = { get_vring_base, sizeof(struct vhost_vring_state) },
+	[VHOST_SET_VRING_NUM] = { set_vring_num, sizeof(struct vhost_vring_state), true },
+	[VHOST_SET_VRING_ADDR] = { set_vring_address, sizeof(struct vhost_vring_address), true },
+	[VHOST_SET_VRING_BASE] = { set_vring_base, sizeof(struct vhost_vring_state), true },
+	[VHOST_GET_VRING_BASE] = { get_vring_base, sizeof(struct vhost_vring_state), true },
 	[VHOST_SET_VRING_KICK] = { set_vring_event, sizeof(uint64_t) },
 	[VHOST_SET_VRING_CALL] = { set_vring_event, sizeof(uint64_t) },
 	[VHOST_SET_VRING_ERR] = { set_vring_event, sizeof(uint64_t) },
 	[VHOST_GET_PROTOCOL_FEATURES] = { get_number, 0 },
 	[VHOST_SET_PROTOCOL_FEATURES] = { set_protocol_features, sizeof(uint64_t) },
 	[VHOST_GET_QUEUE_NUM] = { get_number, 0 },
-	[VHOST_SET_VRING_ENABLE] = { set_vring_enable, sizeof(struct vhost_vring_state) },
+	[VHOST_SET_VRING_ENABLE] = { set_vring_enable, sizeof(struct vhost_vring_state), true },
 	[VHOST_SET_BACK_REQ_FD] = { set_back_channel, 0 },
 	[VHOST_GET_CONFIG] = { get_config, sizeof(struct vhost_config) },
 	[VHOST_SET_CONFIG] = { set_config, sizeof(struct vhost_config) + 1 },
@@ -694,6 +707,14 @@ static const struct {
 	[VHOST_GET_STATUS] = { get_number, 0 },
 };
 
+bool vhost_device_only_reads(const struct vhost_session *session)
+{
+	uint32_t request = session->message.head.request;
+
+	return request < VHOST_REQUEST_COUNT &&
+	       (handlers[request].take == get_number || handlers[request].take == get_config);
+}
+
 const char *vhost_device_take(struct vhost_session *session)
 {
 	const struct vhost_head *head = &session->message.head;
@@ -704,6 +725,9 @@ const char *vhost_device_take(struct vhost_session *session)
 	}
 	if (head->bytes < handlers[head->request].bytes) {
 		return "a message is too short for its type";
+	}
+	if (handlers[head->request].names_queue && queue_index(session) >= VHOST_SERVER_QUEUES) {
+		return "a message names a queue that does not exist";
 	}
 	return handlers[head->request].take(session);
 }

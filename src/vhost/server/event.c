@@ -23,16 +23,23 @@ static bool is_eventfd(int fd)
 	       memcmp(link, expected, sizeof(expected) - 1) == 0;
 }
 
+/* The descriptors of a lane belong to struct vhost_lane. */
+static void event_close(const struct vhost_session *session, int fd)
+{
+	if (session->is_cut == NULL) {
+		dispose_fd(fd, session->base.peer.credentials.uid, false);
+	}
+}
+
 static void event_free(struct vhost_event *event)
 {
 	struct vhost_session *session = event->session;
-	struct ring *ring = session->base.engine->ring;
 	int fd = event->file.fd;
 
 	session->event_count--;
 	list_remove(&event->node);
-	ring_file_remove(ring, &event->file);
-	dispose_fd(fd, session->base.peer.credentials.uid, false);
+	ring_file_remove(session->base.engine->ring, &event->file);
+	event_close(session, fd);
 	free(event);
 }
 
@@ -51,8 +58,9 @@ static void kick_done(struct ring_op *op, int result)
 
 	if (event->queue == NULL) {
 		event_free(event);
-	} else if (event->session->rests) {
-		return; /* vhost_events_continue() reads again, and all queues are looked at */
+	} else if (event->session->rests || !vhost_queue_is_here(event->queue)) {
+		/* Who continues, or the lane, reads again, and looks at all queues. */
+		vhost_lanes_go_on(event->session);
 	} else if (result == -EAGAIN) { /* some kernels do not wait if the file is O_NONBLOCK */
 		ring_poll(event->session->base.engine->ring, op, event->file.fd, POLLIN,
 			event_poll_done);
@@ -71,7 +79,9 @@ static void event_poll_done(struct ring_op *op, int result)
 	GMB_UNUSED(result); /* an error is reported by the read */
 	if (event->queue == NULL) {
 		event_free(event);
-	} else if (!event->session->rests) {
+	} else if (event->session->rests || !vhost_queue_is_here(event->queue)) {
+		vhost_lanes_go_on(event->session);
+	} else {
 		kick_wait(event);
 	}
 }
@@ -82,7 +92,6 @@ static void call_done(struct ring_op *op, int result)
 
 	/* An error is ignored: -EAGAIN means that the counter is full, so the front end will
 	 * notice it anyway. */
-	GMB_UNUSED(result);
 	if (event->is_due) {
 		event->is_due = false;
 		vhost_event_signal(event);
@@ -102,7 +111,7 @@ int vhost_event_create(
 		event = calloc(1, sizeof(*event));
 	}
 	if (event == NULL) {
-		dispose_fd(fd, session->base.peer.credentials.uid, false);
+		event_close(session, fd);
 		return rc ?: -ENOMEM;
 	}
 	list_push_back(&session->events, &event->node);
@@ -112,7 +121,7 @@ int vhost_event_create(
 	event->value = 1;
 	event->file = ring_file_add(session->base.engine->ring, fd);
 	session->event_count++;
-	if (is_kick && !session->rests) {
+	if (is_kick && !session->rests && vhost_queue_is_here(queue)) {
 		kick_wait(event);
 	}
 	*event_out = event;
@@ -209,7 +218,8 @@ void vhost_events_continue(struct vhost_session *session)
 	{
 		struct vhost_event *event = list_entry(node, struct vhost_event, node);
 
-		if (event->is_kick && event->queue != NULL && !event->op.in_flight) {
+		if (event->is_kick && event->queue != NULL && !event->op.in_flight &&
+			vhost_queue_is_here(event->queue)) {
 			kick_wait(event);
 		}
 	}

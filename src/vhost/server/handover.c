@@ -96,7 +96,6 @@ _Static_assert((int)STATE_FDS_MAX <= (int)ENGINE_HANDOVER_FDS_MAX, "the descript
 
 bool vhost_session_can_hand_over(const struct session *base)
 {
-	GMB_UNUSED(base);
 	return true;
 }
 
@@ -105,13 +104,8 @@ void vhost_session_pause(struct session *base)
 	struct vhost_session *session = vhost_session_of(base);
 
 	vhost_events_pause(session);
-	if (session->held != NULL) {
-		rate_give_up(&base->rate);
-		vhost_queue_put_back(
-			session->held->queue, session->held->head, session->held->is_again);
-		vhost_request_forget(session->held);
-		session->held = NULL;
-	}
+	vhost_session_put_back(session);
+	(void)vhost_lanes_return(session);
 }
 
 enum session_rest vhost_session_rest(struct session *base)
@@ -119,7 +113,7 @@ enum session_rest vhost_session_rest(struct session *base)
 	struct vhost_session *session = vhost_session_of(base);
 
 	if (!list_is_empty(&session->requests) || !list_is_empty(&session->finished) ||
-		!vhost_events_rest(session)) {
+		vhost_lanes_are_out(session) || !vhost_events_rest(session)) {
 		return SESSION_IS_BUSY;
 	}
 	return session->reply.bytes > 0 ? SESSION_WAITS_FOR_PEER : SESSION_RESTS;
@@ -286,7 +280,7 @@ static bool check_state(const struct vhost_wire_state *wire, const struct sessio
 	       (be64_get(wire->protocol_features) & ~VHOST_SERVER_PROTOCOL_FEATURES) == 0 &&
 	       be32_get(wire->record_queues) <= VHOST_SERVER_QUEUES &&
 	       be32_get(wire->record_entries) <= VHOST_ENTRIES_MAX &&
-	       be32_get(wire->waits) <= VHOST_WAITS_FOR_ALL &&
+	       be32_get(wire->waits) <= VHOST_WAITS_FOR_EARLIER &&
 	       be32_get(wire->draining) < VHOST_SERVER_QUEUES && region_count <= VHOST_SLOTS &&
 	       queue_count <= VHOST_SERVER_QUEUES && be32_get(wire->message_fds) <= VHOST_FDS_MAX &&
 	       (got < VHOST_HEAD_BYTES ||

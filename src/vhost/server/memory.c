@@ -51,7 +51,9 @@ int vhost_region_create(struct vhost_session *session, const struct vhost_region
 	region->memory = (struct mem_region){
 		.base = region->mapping.base,
 		.bytes = about->bytes,
-		.rights = MEM_RAM & ~MEM_STABLE,
+		.rights = peer_is_trusted(&session->base.peer)
+				  ? MEM_RAM & ~MEM_STABLE
+				  : MEM_RAM & ~(MEM_STABLE | MEM_PROMPT),
 	};
 	*region_out = region;
 	return 0;
@@ -68,7 +70,7 @@ void vhost_region_put(struct vhost_guest_region *region)
 	}
 }
 
-struct vhost_memory *vhost_memory_create(struct vhost_guest_region **regions, uint32_t count)
+struct vhost_memory *vhost_memory_create(struct vhost_guest_region *const *regions, uint32_t count)
 {
 	struct vhost_memory *memory = calloc(1, sizeof(*memory));
 
@@ -100,6 +102,14 @@ void vhost_memory_put(struct vhost_memory *memory)
 		vhost_region_put(memory->regions[i]);
 	}
 	free(memory);
+}
+
+struct vhost_memory *vhost_memory_copy(const struct vhost_memory *memory)
+{
+	for (uint32_t i = 0; i < memory->count; i++) {
+		memory->regions[i]->users++;
+	}
+	return vhost_memory_create(memory->regions, memory->count);
 }
 
 struct mem_ref vhost_memory_at(

@@ -20,9 +20,10 @@ static void message_poll_done(struct ring_op *op, int result)
 {
 	struct vhost_session *session = container_of(op, struct vhost_session, poll_op);
 
-	GMB_UNUSED(result); /* the transfer reports errors */
-	if (session->base.state != SESSION_TERMINATING) {
-		vhost_message_run(session);
+	if (session->poll_events == POLLHUP && result > 0) {
+		session_terminate(&session->base, NULL); /* the front end has left */
+	} else if (session->base.state != SESSION_TERMINATING) {
+		vhost_message_run(session); /* the transfer reports errors */
 	}
 }
 
@@ -112,7 +113,6 @@ static void back_done(struct ring_op *op, int result)
 {
 	struct vhost_session *session = container_of(op, struct vhost_session, back_op);
 
-	GMB_UNUSED(result);
 	if (session->base.state != SESSION_TERMINATING) {
 		vhost_message_tell_config(session);
 	}
@@ -232,8 +232,10 @@ static bool receive_part(struct vhost_session *session)
 	return true;
 }
 
-static bool is_complete(const struct vhost_message *message)
+bool vhost_message_is_complete(const struct vhost_session *session)
 {
+	const struct vhost_message *message = &session->message;
+
 	return message->got >= VHOST_HEAD_BYTES &&
 	       message->got == VHOST_HEAD_BYTES + message->head.bytes;
 }
@@ -269,20 +271,34 @@ static bool take(struct vhost_session *session)
 	return true;
 }
 
-void vhost_message_run(struct vhost_session *session)
+/* Returns whether the message can be processed now. While it waits, the end of the connection is
+ * noticed. */
+static bool message_may_go_on(struct vhost_session *session)
+{
+	bool may = session->waits == VHOST_WAITS_NOT
+			   ? vhost_device_only_reads(session) || vhost_lanes_return(session)
+			   : vhost_device_drained(session);
+
+	if (!may) {
+		wait_for_socket(session, POLLHUP);
+	}
+	return may;
+}
+
+static void message_run(struct vhost_session *session)
 {
 	for (uint32_t i = 0; i < MESSAGES_MAX;
 		i += session->message.head.request == VHOST_SET_MEM_TABLE
 			     ? (uint32_t)VHOST_REGIONS_TABLE_MAX
 			     : 1U) {
 		if (session->base.state != SESSION_READY || !reply_send(session) ||
-			!vhost_device_drained(session)) {
+			(session->waits != VHOST_WAITS_NOT && !message_may_go_on(session))) {
 			return;
 		}
 		if (session->reply.bytes > 0) {
 			continue; /* the reply of a message that has waited */
 		}
-		if (session->base.paused) {
+		if (session->base.paused && !vhost_message_is_complete(session)) {
 			return;
 		}
 		if (!dispose_has_room(session->base.peer.credentials.uid)) {
@@ -290,14 +306,20 @@ void vhost_message_run(struct vhost_session *session)
 						    "closed");
 			return;
 		}
-		while (!is_complete(&session->message)) {
+		while (!vhost_message_is_complete(session)) {
 			if (!receive_part(session)) {
 				return;
 			}
 		}
-		if (!take(session)) {
+		if (!message_may_go_on(session) || !take(session)) {
 			return;
 		}
 	}
 	wait_for_socket(session, POLLIN | POLLOUT);
+}
+
+void vhost_message_run(struct vhost_session *session)
+{
+	message_run(session);
+	vhost_lanes_go_on(session);
 }

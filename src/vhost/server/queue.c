@@ -83,8 +83,7 @@ void vhost_queue_locate(struct vhost_queue *queue)
 	} /* else requests that end while the rings are not mapped use the old used ring */
 }
 
-/* Returns whether chains can be read. */
-static bool queue_is_usable(const struct vhost_queue *queue)
+bool vhost_queue_is_usable(const struct vhost_queue *queue)
 {
 	return queue->is_running && !queue->is_broken && queue->is_mapped;
 }
@@ -97,8 +96,9 @@ static bool queue_may_take(const struct vhost_queue *queue)
 	bool stops = session->waits == VHOST_WAITS_FOR_ALL ||
 		     (session->waits == VHOST_WAITS_FOR_QUEUE && session->draining == queue);
 
-	return queue_is_usable(queue) && session->held == NULL && !session->base.stopping &&
-	       !session->base.paused && session->base.state == SESSION_READY &&
+	return vhost_queue_is_here(queue) && vhost_queue_is_usable(queue) &&
+	       session->held == NULL && !session->base.stopping && !session->base.paused &&
+	       session->base.state == SESSION_READY &&
 	       (queue->again_next < queue->again_count || (queue->is_enabled && !stops));
 }
 
@@ -127,13 +127,18 @@ bool vhost_queue_is_drained(const struct vhost_queue *queue)
 	const struct blk_request *held = queue->session->held;
 
 	return queue->inflight_count == 0 && (held == NULL || held->queue != queue) &&
-	       (queue->again_next == queue->again_count || !queue_is_usable(queue));
+	       (queue->again_next == queue->again_count || !vhost_queue_is_usable(queue));
 }
 
 void vhost_queue_leave(struct vhost_queue *queue)
 {
-	/* another process has perhaps asked already, for a later request */
-	if (queue->hushed && queue_is_usable(queue) && !queue->session->base.handed_over) {
+	const struct vhost_session *session = queue->session;
+	/* Another process or session has perhaps asked already, for a later request. Without
+	 * EVENT_IDX, it does no harm to ask again. */
+	bool is_late = session->base.handed_over ||
+		       (vhost_session_is_cut(session) && has_feature(queue, VIRTIO_RING_EVENT_IDX));
+
+	if (queue->hushed && vhost_queue_is_usable(queue) && !queue->is_away && !is_late) {
 		want_kick(queue, true);
 	}
 }

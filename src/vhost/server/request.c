@@ -389,7 +389,7 @@ void vhost_request_start(struct blk_request *request)
 		request_done(request);
 		return;
 	}
-	path->hints = (struct store_hints){ .requester = session->base.peer.id };
+	path->requester = session->base.peer.id;
 	path->client = &session->base.client;
 	path->ascending = false;
 	path->whole = true;
@@ -420,7 +420,7 @@ void vhost_request_answer(struct blk_request *request)
 	struct engine_counters *counters = &session->base.engine->counters;
 	uint8_t result = request_result(request);
 
-	/* vhost_session_is_broken() examines the current memory, not that of earlier tables */
+	/* vhost_session_is_broken() examines only the current table, not an earlier one */
 	if (request->memory != session->memory && vhost_memory_is_broken(request->memory)) {
 		result = BLK_IO_ERROR;
 	}

@@ -63,9 +63,11 @@ static int vhost_service_create(struct engine *engine, void **service_out, struc
 	}
 	service->engine = engine;
 	/* The maximum number of requests: those that the engine permits in flight, and for each
-	 * session one reserved request and one that waits for a rate limit. vhost_service_start()
-	 * allocates them. */
-	service->request_max = engine->limits.inflight_max + 2 * engine->limits.sessions_max;
+	 * session and part one reserved request and one that waits for a rate limit.
+	 * vhost_service_start() allocates them. */
+	service->request_max =
+		engine->limits.inflight_max +
+		2 * (engine->limits.sessions_max + engine_parts_max(&engine->limits));
 	list_init(&service->requests_free);
 	list_init(&service->polled);
 	*service_out = service;
@@ -92,6 +94,7 @@ const struct session_kind vhost_session_kind = {
 	.name = "vhost",
 	.schemes = schemes,
 	.maps_memory = true,
+	.holds_thread = true,
 	.create = vhost_service_create,
 	.destroy = vhost_service_destroy,
 	.accept = vhost_session_accept,
@@ -99,6 +102,7 @@ const struct session_kind vhost_session_kind = {
 	.flush = vhost_session_flush,
 	.drain = vhost_session_drain,
 	.export_changed = vhost_session_export_changed,
+	.is_away = vhost_session_is_away,
 	.peer_receives = vhost_session_peer_receives,
 	.can_hand_over = vhost_session_can_hand_over,
 	.pause = vhost_session_pause,

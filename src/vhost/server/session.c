@@ -6,6 +6,7 @@
 
 #include "base/rights.h"
 #include "base/work.h"
+#include "engine/part.h"
 #include "vhost/server/session.h"
 
 void vhost_session_fail(struct vhost_session *session, const char *rule)
@@ -37,8 +38,19 @@ static bool start_held(struct vhost_session *session)
 	return true;
 }
 
-/* Takes requests from all queues, each time from another one first. */
-static void vhost_session_take_all(struct vhost_session *session)
+void vhost_session_put_back(struct vhost_session *session)
+{
+	struct blk_request *held = session->held;
+
+	if (held != NULL) {
+		rate_give_up(&session->base.rate);
+		vhost_queue_put_back(held->queue, held->head, held->is_again);
+		vhost_request_forget(held);
+		session->held = NULL;
+	}
+}
+
+void vhost_session_take_all(struct vhost_session *session)
 {
 	uint32_t first = session->next_queue++;
 
@@ -53,6 +65,7 @@ static void vhost_session_go_on(struct vhost_session *session)
 	if (session->rests) {
 		vhost_events_continue(session);
 	}
+	session->lanes_due = true;
 	vhost_message_tell_config(session);
 	vhost_session_take_all(session);
 	vhost_message_run(session);
@@ -85,6 +98,27 @@ static void vhost_session_choose(struct vhost_session *session)
 	vhost_session_go_on(session);
 }
 
+void vhost_session_prepare(struct vhost_session *session)
+{
+	session->back_fd = -1;
+	session->inflight_fd = -1;
+	session->log.fd = -1;
+	session->inflight.fd = -1;
+	session->reply.fd = -1;
+	session->places = 1;
+	list_init(&session->events);
+	list_init(&session->requests);
+	list_init(&session->finished);
+	list_init(&session->lane_list);
+	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
+		session->queues[i].session = session;
+		session->queues[i].index = i;
+		list_init(&session->queues[i].done);
+		list_init(&session->queues[i].done_node);
+		list_init(&session->queues[i].polled_node);
+	}
+}
+
 struct vhost_session *vhost_session_create(
 	struct vhost_service *service, const struct endpoint *endpoint)
 {
@@ -95,22 +129,12 @@ struct vhost_session *vhost_session_create(
 		return NULL;
 	}
 	session->service = service;
-	session->back_fd = -1;
-	session->inflight_fd = -1;
-	session->log.fd = -1;
-	session->inflight.fd = -1;
-	session->reply.fd = -1;
-	list_init(&session->events);
-	list_init(&session->requests);
-	list_init(&session->finished);
-	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
-		session->queues[i].session = session;
-		session->queues[i].index = i;
-		list_init(&session->queues[i].done);
-		list_init(&session->queues[i].done_node);
-		list_init(&session->queues[i].polled_node);
-	}
+	vhost_session_prepare(session);
 	session_init(&session->base, service->engine, endpoint);
+	while (session->places < VHOST_SERVER_QUEUES &&
+		session_part_engine(&session->base, session->places) != NULL) {
+		session->places++;
+	}
 	session->file = ring_file_add(service->engine->ring, endpoint->fd);
 	return session;
 }
@@ -142,15 +166,22 @@ void vhost_session_resume(struct session *base)
 	turns_remove(&base->blocked_turn);
 	if (base->state == SESSION_NEGOTIATING) {
 		vhost_session_choose(session);
-	} else if (base->state == SESSION_READY && !base->paused && session->rests) {
+	} else if (base->state != SESSION_READY || base->paused) {
+		return; /* it is continued after the pause, or in another process */
+	} else if (session->rests) {
 		vhost_session_go_on(session);
-	} else if (base->state == SESSION_READY && start_held(session)) {
+	} else if (session->waits == VHOST_WAITS_FOR_EARLIER) {
+		vhost_message_run(session);
+	} else if (start_held(session)) {
 		vhost_session_take_all(session);
 	}
 }
 
 bool vhost_session_is_broken(struct vhost_session *session, const struct vhost_memory *rings)
 {
+	if (vhost_session_is_cut(session)) {
+		session_terminate(&session->base, NULL);
+	}
 	if (vhost_memory_is_broken(session->memory) ||
 		vhost_memory_is_broken(rings != session->memory ? rings : NULL) ||
 		mapping_is_broken(&session->log.mapping) ||
@@ -168,6 +199,9 @@ static void take_more(struct vhost_queue *queue)
 	struct session *base = &queue->session->base;
 	struct engine *engine = base->engine;
 
+	if (base->state == SESSION_TERMINATING) {
+		return; /* it has ended */
+	}
 	if (engine_turn_is_full(engine)) {
 		engine->limits_released = true;
 		turns_add(&engine->blocked, &base->blocked_turn);
@@ -181,7 +215,6 @@ void vhost_session_flush(struct session *base, bool alone)
 	struct vhost_session *session = vhost_session_of(base);
 	struct list_node *node;
 
-	GMB_UNUSED(alone);
 	while (!vhost_session_is_broken(session, NULL) &&
 		(node = list_pop_front(&session->finished)) != NULL) {
 		struct vhost_queue *queue = list_entry(node, struct vhost_queue, done_node);
@@ -189,10 +222,13 @@ void vhost_session_flush(struct session *base, bool alone)
 		vhost_queue_publish(queue);
 		take_more(queue);
 	}
-	if (base->stopping && list_is_empty(&session->requests) && session->held == NULL) {
+	if (base->stopping && list_is_empty(&session->requests) && session->held == NULL &&
+		!vhost_lanes_are_out(session)) {
 		session_terminate(base, NULL);
 	} else if (base->state == SESSION_READY && session->waits != VHOST_WAITS_NOT) {
 		vhost_message_run(session);
+	} else {
+		vhost_lanes_go_on(session);
 	}
 }
 
@@ -203,7 +239,14 @@ void vhost_session_export_changed(struct session *base, enum export_change chang
 	if (change == EXPORT_RESIZED) {
 		session->config_due = true;
 		vhost_message_tell_config(session);
+	} else {
+		(void)vhost_lanes_return(session); /* so that they learn of the change */
 	}
+}
+
+bool vhost_session_is_away(struct session *base)
+{
+	return vhost_lanes_are_out(vhost_session_of(base));
 }
 
 /* A virtual machine that is idle is not disconnected, because some front ends do not reconnect. */
@@ -226,6 +269,7 @@ void vhost_session_drain(struct session *base)
 		return;
 	}
 	(void)start_held(session);
+	(void)vhost_lanes_return(session);
 	session_mark_dirty(base); /* vhost_session_flush() ends the session */
 }
 
@@ -234,6 +278,7 @@ void vhost_session_abort(struct session *base)
 	struct vhost_session *session = vhost_session_of(base);
 	struct ring *ring = base->engine->ring;
 
+	vhost_lanes_abort(session);
 	if (session->held != NULL) {
 		vhost_request_forget(session->held);
 		session->held = NULL;
@@ -247,6 +292,9 @@ void vhost_session_abort(struct session *base)
 		}
 	}
 	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
+		/* Not later: while the last requests end, the front end can connect again, and
+		 * then the rings belong to its new session. */
+		vhost_queue_leave(&session->queues[i]);
 		vhost_event_drop(&session->queues[i].kick, true);
 		vhost_event_drop(&session->queues[i].call, true);
 		vhost_event_drop(&session->queues[i].error, true);
@@ -269,7 +317,8 @@ bool vhost_session_join(struct session *base)
 		}
 	}
 	return list_is_empty(&session->requests) && session->event_count == 0 &&
-	       !session->poll_op.in_flight && !session->back_op.in_flight;
+	       !vhost_lanes_are_out(session) && !session->poll_op.in_flight &&
+	       !session->back_op.in_flight;
 }
 
 void vhost_session_close(struct session *base)
@@ -279,7 +328,6 @@ void vhost_session_close(struct session *base)
 	int fd = session->file.fd;
 
 	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
-		vhost_queue_leave(&session->queues[i]);
 		list_remove(&session->queues[i].polled_node);
 		free(session->queues[i].again);
 		vhost_memory_put(session->queues[i].memory);

@@ -12,10 +12,10 @@
  * checked. The memory itself is protected by memory/mapping.h. A guest that breaks a rule stops its
  * queue until the front end restarts the queue; a front end that breaks a rule is disconnected.
  *
- * Threading: the ring's thread; all queues of a session are served by the session's reactor.
- * Ownership: the service owns requests; a session owns its socket, events and memory. Requests
- * hold the memory table with which they were read, so that a front end can replace the table while
- * requests are in flight.
+ * Threading: the ring's thread. A lane (lane.c) serves some of a session's queues on another
+ * reactor. Ownership: the service owns requests; a session owns its socket, events and memory.
+ * Requests hold the memory table with which they were read, so that a front end can replace the
+ * table while requests are in flight.
  */
 #pragma once
 
@@ -88,10 +88,13 @@ GMB_MUST_CHECK int vhost_region_create(struct vhost_session *session,
 void vhost_region_put(struct vhost_guest_region *region);
 /* Returns a table with count regions, and takes over the caller's uses of them, even if there is no
  * memory for the table (NULL). */
-struct vhost_memory *vhost_memory_create(struct vhost_guest_region **regions, uint32_t count);
+struct vhost_memory *vhost_memory_create(struct vhost_guest_region *const *regions, uint32_t count);
 struct vhost_memory *vhost_memory_get(struct vhost_memory *memory);
 /* Ends one use. NULL is a no-op. */
 void vhost_memory_put(struct vhost_memory *memory);
+/* Returns another table of the same regions, for another thread; NULL: no memory. The last
+ * vhost_memory_put() for it must be on the thread of the regions' session. */
+struct vhost_memory *vhost_memory_copy(const struct vhost_memory *memory);
 /* Returns the memory at a guest address, and in *bytes_out how many bytes follow in its region;
  * MEM_NONE if the address is in no region. */
 struct mem_ref vhost_memory_at(
@@ -131,8 +134,9 @@ struct vhost_event {
 };
 
 /* event.c */
-/* Takes over the descriptor. A kick event then calls vhost_queue_take() after each kick. -EINVAL:
- * it is not an eventfd; -ENOMEM; -EMFILE: the session has VHOST_EVENTS_MAX events. */
+/* Takes over the descriptor, except for a lane. A kick event then calls vhost_queue_take() after
+ * each kick. -EINVAL: it is not an eventfd; -ENOMEM; -EMFILE: the session has VHOST_EVENTS_MAX
+ * events. */
 GMB_MUST_CHECK int vhost_event_create(
 	struct vhost_queue *queue, int fd, bool is_kick, struct vhost_event **event_out);
 /* Signals the event soon. NULL is a no-op. */
@@ -157,6 +161,7 @@ struct vhost_queue {
 	uint32_t index;
 	uint32_t entries; /* 0: not set */
 	bool is_enabled;
+	bool is_away;	    /* a lane serves the queue, and has the current state of the queue */
 	bool is_running;    /* the rings are in use */
 	bool is_broken;	    /* the guest has broken a rule; until the queue stops */
 	bool misses_memory; /* with is_broken: the next chain is outside of guest memory */
@@ -198,6 +203,8 @@ static inline bool vhost_queue_has_failed(const struct vhost_queue *queue)
 {
 	return queue->is_broken && !queue->misses_memory;
 }
+/* Returns whether chains can be read. */
+bool vhost_queue_is_usable(const struct vhost_queue *queue);
 /* Translates the addresses of the rings, after the memory or the addresses have changed. */
 void vhost_queue_locate(struct vhost_queue *queue);
 /* Starts the queue if everything that it needs is set, and processes its requests. */
@@ -308,6 +315,16 @@ enum vhost_wait {
 	VHOST_WAITS_NOT,
 	VHOST_WAITS_FOR_QUEUE, /* GET_VRING_BASE: requests of `draining` are in flight */
 	VHOST_WAITS_FOR_ALL,   /* device reset: requests are in flight */
+	/* SET_INFLIGHT_FD: an earlier session with this record has not ended */
+	VHOST_WAITS_FOR_EARLIER,
+};
+
+/* The place of the queues that belong to other reactors, see lane.c. */
+enum vhost_lanes {
+	VHOST_LANES_HOME,      /* served by the session */
+	VHOST_LANES_LEAVING,   /* not served: they leave, or stay, as soon as they are quiet */
+	VHOST_LANES_AWAY,      /* served by lanes */
+	VHOST_LANES_RETURNING, /* the lanes finish their requests */
 };
 
 struct vhost_session {
@@ -344,12 +361,40 @@ struct vhost_session {
 	/* a request that waits for its rate limit; the session takes no other one */
 	struct blk_request *held;
 	uint32_t next_queue; /* the queue that starts the next round */
+	/* number of reactors for the queues: queue i belongs to number i % places; 0 is the
+	 * session's own */
+	uint32_t places;
+	enum vhost_lanes lanes;
+	bool lanes_due;		    /* lanes start when they can, see vhost_lanes_go_on() */
+	struct list_node lane_list; /* struct vhost_lane */
+	const atomic_bool *is_cut;  /* of a lane: its session has ended; otherwise NULL */
 	struct vhost_queue queues[VHOST_SERVER_QUEUES];
 };
 
 static inline struct vhost_session *vhost_session_of(struct session *base)
 {
 	return container_of(base, struct vhost_session, base);
+}
+
+/* Returns whether this is a lane whose session has ended, so that the front end can already have
+ * connected again. */
+static inline bool vhost_session_is_cut(const struct vhost_session *session)
+{
+	/* Relaxed order: the message that ends the lane follows. */
+	return session->is_cut != NULL &&
+	       atomic_load_explicit(session->is_cut, memory_order_relaxed);
+}
+
+/* Returns the number of the reactor to which the queue belongs; 0: the session's own. */
+static inline uint32_t vhost_queue_place(const struct vhost_queue *queue)
+{
+	return queue->index % queue->session->places;
+}
+
+/* Returns whether this session serves the queue. */
+static inline bool vhost_queue_is_here(const struct vhost_queue *queue)
+{
+	return queue->session->lanes == VHOST_LANES_HOME || vhost_queue_place(queue) == 0;
 }
 
 /*
@@ -374,6 +419,21 @@ struct vhost_service {
 /* Allocates what the first session needs. Returns 0 or -ENOMEM. */
 GMB_MUST_CHECK int vhost_service_start(struct vhost_service *service);
 
+/* lane.c */
+/* Starts the lanes if they are due, and the session is ready and has no message, pause or stop to
+ * process. Called after each change of these conditions. */
+void vhost_lanes_go_on(struct vhost_session *session);
+/* Calls the queues back from the lanes, after their requests have been finished. Returns whether
+ * all queues are here; otherwise vhost_message_run() is called when they are. The lanes start again
+ * as soon as possible. */
+bool vhost_lanes_return(struct vhost_session *session);
+/* Ends the lanes and abandons their requests, because the session ends. */
+void vhost_lanes_abort(struct vhost_session *session);
+static inline bool vhost_lanes_are_out(const struct vhost_session *session)
+{
+	return !list_is_empty(&session->lane_list);
+}
+
 /* handover.c: callbacks of struct session_kind */
 bool vhost_session_can_hand_over(const struct session *base);
 void vhost_session_pause(struct session *base);
@@ -386,20 +446,28 @@ int vhost_session_adopt(
 /* Creates a session without an export. NULL: no memory. */
 struct vhost_session *vhost_session_create(
 	struct vhost_service *service, const struct endpoint *endpoint);
+/* Initializes lists, numbers and descriptors of a zeroed session. */
+void vhost_session_prepare(struct vhost_session *session);
+/* Takes requests from all queues, each time from another one first. */
+void vhost_session_take_all(struct vhost_session *session);
+/* Puts the request that waits for its rate limit back into the avail ring. */
+void vhost_session_put_back(struct vhost_session *session);
 int vhost_session_accept(void *service, const struct endpoint *endpoint);
 void vhost_session_resume(struct session *base);
 void vhost_session_flush(struct session *base, bool alone);
 void vhost_session_drain(struct session *base);
 void vhost_session_export_changed(struct session *base, enum export_change change);
+bool vhost_session_is_away(struct session *base);
 bool vhost_session_peer_receives(struct session *base);
 void vhost_session_abort(struct session *base);
 bool vhost_session_join(struct session *base);
 void vhost_session_close(struct session *base);
 /* Ends the session because the front end broke a rule. */
 void vhost_session_fail(struct vhost_session *session, const char *rule);
-/* Returns whether the session is ending. Ends it if the front end or the guest has made shared
- * memory inaccessible: earlier accesses may then have been to zeroed memory of this process. rings:
- * an earlier table that is examined as well; or NULL. */
+/* Returns whether the session is ending. Ends a lane if its session has ended. Ends the session if
+ * the front end or the guest has made shared memory inaccessible: earlier accesses may then have
+ * been to zeroed memory of this process. rings: an earlier table that is examined as well; or
+ * NULL. */
 GMB_MUST_CHECK bool vhost_session_is_broken(
 	struct vhost_session *session, const struct vhost_memory *rings);
 /* Returns whether guest memory that is written has to be logged. */
@@ -411,6 +479,8 @@ static inline bool vhost_session_logs(const struct vhost_session *session)
 /* message.c */
 /* Sends the pending reply and processes messages until the socket is empty or a message waits. */
 void vhost_message_run(struct vhost_session *session);
+/* Returns whether a message has been received completely, and waits to be processed. */
+bool vhost_message_is_complete(const struct vhost_session *session);
 /* Prepares the reply to the current message. */
 void vhost_message_reply(struct vhost_session *session, const void *payload, uint32_t bytes);
 /* Takes over descriptor number i of the current message; -1: there is none. */
@@ -435,6 +505,8 @@ void vhost_message_tell_config(struct vhost_session *session);
  * mapping_create(). */
 GMB_MUST_CHECK int vhost_file_map(struct vhost_file *file, int fd, uint64_t offset, uint64_t bytes);
 void vhost_file_unmap(struct vhost_file *file);
+/* Returns whether the current message can be processed while lanes serve queues. */
+bool vhost_device_only_reads(const struct vhost_session *session);
 /* Processes the current message. Returns NULL, or why the message is rejected. */
 GMB_MUST_CHECK const char *vhost_device_take(struct vhost_session *session);
 /* Completes a message that waited for requests in flight, if there are none any more. Returns

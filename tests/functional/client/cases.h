@@ -43,10 +43,34 @@ struct run {
 	const char *argument; /* or NULL */
 };
 
-struct test_case {
-	const char *name;
+/* The cases of a program, in the order of their definitions. */
+enum { CASES_MAX = 32, CASE_NAME_BYTES = 40 };
+static struct test_case {
+	char name[CASE_NAME_BYTES];
 	void (*function)(struct run *run);
-};
+} cases[CASES_MAX];
+static size_t case_count;
+
+static inline void case_add(const char *name, void (*function)(struct run *run))
+{
+	struct test_case *added = &cases[case_count++];
+
+	CHECK(case_count <= CASES_MAX);
+	for (size_t i = 0; name[i] != '\0'; i++) {
+		added->name[i] = name[i] == '_' ? '-' : name[i];
+	}
+	added->function = function;
+}
+
+/* Defines a case, which is "queue-rules" on the command line if its name is queue_rules. */
+#define CASE(name)                                                                                 \
+	static void name(struct run *run);                                                         \
+	__attribute__((constructor)) static void add_##name(void)                                  \
+	{                                                                                          \
+		_Static_assert(sizeof(#name) <= CASE_NAME_BYTES, "the name is too long");          \
+		case_add(#name, name);                                                             \
+	}                                                                                          \
+	static void name(struct run *run)
 
 /* A request that knows how often it was told of. */
 struct counted {
@@ -145,12 +169,11 @@ static inline void fill(uint8_t *bytes, size_t len, uint64_t seed)
 	}
 }
 
-static inline int run_case(
-	const struct test_case *cases, const char *name, const char *uri, const char *argument)
+static inline int run_case(const char *name, const char *uri, const char *argument)
 {
 	struct run run = { .info = { .size = sizeof(run.info) }, .uri = uri, .argument = argument };
 
-	for (const struct test_case *at = cases; at->name != NULL; at++) {
+	for (const struct test_case *at = cases; at < cases + case_count; at++) {
 		if (strcmp(at->name, name) == 0) {
 			run.queue = queue_or_die();
 			run.client = open_or_die(run.queue, run.uri, NULL);
@@ -165,18 +188,18 @@ static inline int run_case(
 	return 2;
 }
 
-static inline int run_cases(const struct test_case *cases, int argc, char **argv)
+static inline int run_cases(int argc, char **argv)
 {
 	int status = 0;
 
 	if (argc < 3) {
-		for (const struct test_case *at = cases; at->name != NULL; at++) {
+		for (const struct test_case *at = cases; at < cases + case_count; at++) {
 			puts(at->name);
 		}
 		return 0;
 	}
 	for (char *rest = argv[1], *name; status == 0 && (name = strsep(&rest, ",")) != NULL;) {
-		status = run_case(cases, name, argv[2], argc > 3 ? argv[3] : NULL);
+		status = run_case(name, argv[2], argc > 3 ? argv[3] : NULL);
 	}
 	return status;
 }

@@ -23,7 +23,7 @@ static uint8_t *buffer_or_die(struct run *run, size_t bytes)
 	return base;
 }
 
-static void buffer_rules(struct run *run)
+CASE(buffer_rules)
 {
 	void *bases[GMB_BUFFERS_MAX];
 	struct gmb_error error = { 0 };
@@ -93,7 +93,7 @@ static uint8_t *import_or_die(struct run *run, int memfd, uint64_t offset, size_
 
 /* argument "placed": the server reaches it; "moved": it only takes writes from there, because
  * nobody waits for the end of what a lost connection had asked for. */
-static void imported(struct run *run)
+CASE(imported)
 {
 	const int seals = F_SEAL_SHRINK | F_SEAL_GROW;
 	int unsealed = memfd_or_die(BUFFER_BYTES, F_SEAL_SHRINK);
@@ -183,7 +183,7 @@ static uint64_t whole(const struct run *run, uint64_t bytes)
 }
 
 /* argument "placed": a server reaches buffers, and nothing else is copied. */
-static void placed(struct run *run)
+CASE(placed)
 {
 	static const size_t steps[] = { 4096, 512, 1000, 65536, 7 };
 	static const uint64_t offsets[] = { 0, 4096, 513, 1 << 20 };
@@ -331,12 +331,12 @@ static void storm_in(struct run *run, uint8_t *memory)
 	}
 }
 
-static void storm(struct run *run)
+CASE(storm)
 {
 	storm_in(run, buffer_or_die(run, (size_t)STORM_DEPTH * STORM_AREA_BYTES));
 }
 
-static void storm_imported(struct run *run)
+CASE(storm_imported)
 {
 	size_t bytes = (size_t)STORM_DEPTH * STORM_AREA_BYTES;
 	int memfd = memfd_or_die(bytes, F_SEAL_SHRINK | F_SEAL_GROW);
@@ -360,7 +360,7 @@ static void free_spare(struct gmb_request *request)
 }
 
 /* Two clients whose requests use one buffer are lost together. */
-static void free_in_done(struct run *run)
+CASE(free_in_done)
 {
 	struct gmb_options options = { .size = sizeof(options), .flags = GMB_OPEN_NO_RECONNECT };
 	struct gmb_client *clients[2];
@@ -387,17 +387,7 @@ static void free_in_done(struct run *run)
 	puts("0 lost");
 }
 
-static const struct test_case cases[] = {
-	{ "buffer-rules", buffer_rules },
-	{ "placed", placed },
-	{ "imported", imported },
-	{ "free-in-done", free_in_done },
-	{ "storm", storm },
-	{ "storm-imported", storm_imported },
-	{ NULL, NULL },
-};
-
 int main(int argc, char **argv)
 {
-	return run_cases(cases, argc, argv);
+	return run_cases(argc, argv);
 }

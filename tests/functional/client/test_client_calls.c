@@ -27,7 +27,7 @@ static void settle(struct gmb_queue *queue)
 }
 
 /* The server of this case answers nothing. */
-static void cancel(struct run *run)
+CASE(cancel)
 {
 	uint8_t bytes[4096];
 	struct counted sent;
@@ -78,7 +78,7 @@ static void cancel(struct run *run)
 }
 
 /* The argument: bytes of one command. A part of the request was sent, and is waited for. */
-static void cancel_partly(struct run *run)
+CASE(cancel_partly)
 {
 	uint64_t part = strtoull(run->argument, NULL, 10);
 	uint8_t *bytes = malloc(3 * part);
@@ -101,7 +101,7 @@ static void cancel_partly(struct run *run)
 }
 
 /* A long range is sent as several commands, one at a time here. */
-static void cancel_range(struct run *run)
+CASE(cancel_range)
 {
 	static const enum gmb_operation operations[] = { GMB_TRIM, GMB_ZERO, GMB_CACHE };
 	struct counted counted;
@@ -130,7 +130,7 @@ static uint64_t bytes_copied(struct run *run)
 }
 
 /* The argument: the source. What was copied before counts. */
-static void cancel_copy(struct run *run)
+CASE(cancel_copy)
 {
 	struct gmb_client *source;
 	struct counted counted;
@@ -154,7 +154,7 @@ static void cancel_copy(struct run *run)
 	CHECK_EQUAL(gmb_close(source), 0);
 }
 
-static void cancel_while_it_opens(struct run *run)
+CASE(cancel_while_it_opens)
 {
 	struct gmb_options options = { .size = sizeof(options) };
 	uint8_t bytes[4096];
@@ -193,7 +193,7 @@ static void print_export(void *context, const struct gmb_export *exported)
 	listing->count += strcmp(exported->name, listing->name) == 0;
 }
 
-static void list_exports(struct run *run)
+CASE(list_exports)
 {
 	struct gmb_options options = { .size = sizeof(options), .connect_timeout_ms = 10000 };
 	struct gmb_error error = { 0 };
@@ -225,7 +225,7 @@ static void hear(void *context, enum gmb_log_level level, const char *text)
 	heard->debug |= level == GMB_LOG_DEBUG;
 }
 
-static void messages(struct run *run)
+CASE(messages)
 {
 	struct heard heard = { 0 };
 	struct heard none = { 0 };
@@ -299,12 +299,11 @@ static void *take_and_wait(void *queue)
 	return NULL;
 }
 
-static void queue_woken_while_it_moves(struct run *run)
+CASE(queue_woken_while_it_moves)
 {
 	struct waker waker = { .queue = queue_or_die() };
 	pthread_t threads[2];
 
-	(void)run;
 	CHECK_EQUAL(gmb_queue_release(waker.queue), 0);
 	CHECK_EQUAL(pthread_create(&threads[0], NULL, wake_all_the_time, &waker), 0);
 	for (int i = 0; i < 100; i++) {
@@ -320,7 +319,7 @@ static void queue_woken_while_it_moves(struct run *run)
 	CHECK_EQUAL(gmb_queue_destroy(waker.queue), 0);
 }
 
-static void queue_moves(struct run *run)
+CASE(queue_moves)
 {
 	struct mover mover = { queue_or_die(), run->uri };
 	struct gmb_error error = { 0 };
@@ -340,20 +339,7 @@ static void queue_moves(struct run *run)
 	CHECK_EQUAL(gmb_queue_destroy(mover.queue), 0);
 }
 
-static const struct test_case cases[] = {
-	{ "cancel", cancel },
-	{ "cancel-partly", cancel_partly },
-	{ "cancel-range", cancel_range },
-	{ "cancel-copy", cancel_copy },
-	{ "cancel-while-it-opens", cancel_while_it_opens },
-	{ "list-exports", list_exports },
-	{ "messages", messages },
-	{ "queue-moves", queue_moves },
-	{ "queue-woken-while-it-moves", queue_woken_while_it_moves },
-	{ NULL, NULL },
-};
-
 int main(int argc, char **argv)
 {
-	return run_cases(cases, argc, argv);
+	return run_cases(argc, argv);
 }

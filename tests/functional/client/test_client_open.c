@@ -158,7 +158,7 @@ static void close_full(int listener, const int fillers[FILLERS])
 
 /* --- cases --------------------------------------------------------------------------------- */
 
-static void success(struct run *run)
+CASE(open_success)
 {
 	struct gmb_info info = { .size = sizeof(info) };
 	struct opening opening;
@@ -179,7 +179,7 @@ static void success(struct run *run)
 }
 
 /* Without a callback the result is polled; the completion is counted all the same. */
-static void polled(struct run *run)
+CASE(open_polled)
 {
 	struct gmb_client *client = NULL;
 	struct gmb_error error = { 0 };
@@ -195,7 +195,7 @@ static void polled(struct run *run)
 }
 
 /* What is wrong at once is said at once, and there is nothing to close. */
-static void wrong_at_once(struct run *run)
+CASE(open_wrong_at_once)
 {
 	struct gmb_options options = { .size = sizeof(options), .connections = 17 };
 	struct gmb_client *client = NULL;
@@ -216,7 +216,7 @@ static void queued_done(struct gmb_request *request)
 }
 
 /* Requests wait for the opening, and are checked when the export is known. */
-static void queued_before(struct run *run)
+CASE(open_queued_before)
 {
 	struct gmb_request requests[QUEUED];
 	struct gmb_request beyond = { .done = queued_done };
@@ -259,7 +259,7 @@ static void queued_before(struct run *run)
 }
 
 /* A blocking call waits for the opening. */
-static void blocking_before(struct run *run)
+CASE(open_blocking_before)
 {
 	struct opening opening;
 	char byte;
@@ -312,7 +312,7 @@ static void failure_of(struct run *run, const char *uri, int code, const char *w
 	CHECK(fails_with(run, uri, 0, code, word));
 }
 
-static void failures(struct run *run)
+CASE(open_failures)
 {
 	char missing[512];
 	char uri[64];
@@ -327,7 +327,7 @@ static void failures(struct run *run)
 }
 
 /* An address that does not answer costs only its own client time. */
-static void unreachable(struct run *run)
+CASE(open_unreachable)
 {
 	struct opening slow;
 	struct opening quick;
@@ -376,7 +376,7 @@ static void close_in_the_middle(struct run *run, const char *uri)
 	CHECK_EQUAL(request.result, -ENOTCONN);
 }
 
-static void close_while_resolving(struct run *run)
+CASE(open_close_while_resolving)
 {
 	close_in_the_middle(run, "nbd://slow.test/");
 	sem_wait(&lookup_begun);	     /* it had begun, and is going on */
@@ -384,7 +384,7 @@ static void close_while_resolving(struct run *run)
 	sem_post(&lookup_may_end);
 }
 
-static void resolved_by_name(struct run *run)
+CASE(open_resolved_by_name)
 {
 	struct opening opening;
 	char uri[64];
@@ -404,7 +404,7 @@ static void resolved_by_name(struct run *run)
 	close_promptly(&opening);
 }
 
-static void lookup_times_out(struct run *run)
+CASE(open_lookup_times_out)
 {
 	struct opening opening;
 
@@ -416,7 +416,7 @@ static void lookup_times_out(struct run *run)
 	sem_post(&lookup_may_end);
 }
 
-static void close_while_connecting(struct run *run)
+CASE(open_close_while_connecting)
 {
 	int fillers[FILLERS];
 	char uri[64];
@@ -426,7 +426,7 @@ static void close_while_connecting(struct run *run)
 	close_full(listener, fillers);
 }
 
-static void close_while_negotiating(struct run *run)
+CASE(open_close_while_negotiating)
 {
 	char uri[64];
 	int listener = listen_local(uri, 8);
@@ -436,7 +436,7 @@ static void close_while_negotiating(struct run *run)
 }
 
 /* Before anything has happened. */
-static void close_at_once(struct run *run)
+CASE(open_close_at_once)
 {
 	struct opening opening;
 
@@ -445,7 +445,7 @@ static void close_at_once(struct run *run)
 	CHECK_EQUAL(opening.code, -ECANCELED);
 }
 
-static void many(struct run *run)
+CASE(open_many)
 {
 	static struct opening openings[CLIENTS];
 	char byte;
@@ -473,7 +473,7 @@ static void start_inside(struct gmb_request *request)
 }
 
 /* Unlike gmb_open() it may be called from a callback. */
-static void inside_a_callback(struct run *run)
+CASE(open_inside_a_callback)
 {
 	struct gmb_client *client = open_or_die(run->queue, run->uri, NULL);
 	struct gmb_request request = { .done = start_inside, .context = run };
@@ -532,7 +532,7 @@ static void as_tls(char out[72], const char *uri)
 }
 
 /* Before the credentials are read, and when the server owes its part of the handshake. */
-static void close_while_encrypting(struct run *run)
+CASE(open_close_while_encrypting)
 {
 	struct hostile hostile = { .bytes = GREETING TLS_ACK, .len = 38, .stays = true };
 	struct opening opening;
@@ -557,7 +557,7 @@ static void close_while_encrypting(struct run *run)
 	close(hostile.listener);
 }
 
-static void hostile_servers(struct run *run)
+CASE(open_hostile_servers)
 {
 	static const struct {
 		const char *bytes;
@@ -610,31 +610,10 @@ static void hostile_servers(struct run *run)
 	}
 }
 
-static const struct test_case cases[] = {
-	{ "open-success", success },
-	{ "open-polled", polled },
-	{ "open-wrong-at-once", wrong_at_once },
-	{ "open-queued-before", queued_before },
-	{ "open-blocking-before", blocking_before },
-	{ "open-failures", failures },
-	{ "open-unreachable", unreachable },
-	{ "open-close-while-resolving", close_while_resolving },
-	{ "open-resolved-by-name", resolved_by_name },
-	{ "open-lookup-times-out", lookup_times_out },
-	{ "open-close-while-connecting", close_while_connecting },
-	{ "open-close-while-negotiating", close_while_negotiating },
-	{ "open-close-at-once", close_at_once },
-	{ "open-many", many },
-	{ "open-inside-a-callback", inside_a_callback },
-	{ "open-close-while-encrypting", close_while_encrypting },
-	{ "open-hostile-servers", hostile_servers },
-	{ NULL, NULL },
-};
-
 int main(int argc, char **argv)
 {
 	sem_init(&lookup_begun, 0, 0);
 	sem_init(&lookup_may_end, 0, 0);
 	sem_init(&hello_heard, 0, 0);
-	return run_cases(cases, argc, argv);
+	return run_cases(argc, argv);
 }

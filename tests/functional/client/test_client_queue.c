@@ -3,13 +3,12 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include "cases.h"
 
 /* --- rules --------------------------------------------------------------------------------- */
 
-static void queue_rules(struct run *run)
+CASE(queue_rules)
 {
 	struct gmb_queue_options options = { .size = sizeof(options), .entries = 4097 };
 	struct gmb_queue *queue = NULL;
@@ -32,7 +31,7 @@ static void queue_rules(struct run *run)
 	CHECK_EQUAL(gmb_queue_wait(run->queue, 20), 0);
 }
 
-static void open_errors(struct run *run)
+CASE(open_errors)
 {
 	static const struct {
 		const char *uri;
@@ -97,7 +96,7 @@ static void inside_done(struct gmb_request *request)
 	CHECK_EQUAL(other.in_flight, 0);
 }
 
-static void inside_callbacks(struct run *run)
+CASE(inside_callbacks)
 {
 	struct gmb_request good = { .done = inside_done, .context = run };
 	struct gmb_request bad = { .done = inside_done, .context = run };
@@ -119,7 +118,7 @@ static void inside_callbacks(struct run *run)
 }
 
 /* A caller that knows less than the library, and one that knows more. */
-static void struct_sizes(struct run *run)
+CASE(struct_sizes)
 {
 	struct {
 		struct gmb_options known;
@@ -187,7 +186,7 @@ static void *wake_later(void *context)
 	return NULL;
 }
 
-static void wake_from_thread(struct run *run)
+CASE(wake_from_thread)
 {
 	for (int i = 0; i < 200; i++) {
 		pthread_t thread;
@@ -212,18 +211,16 @@ static pthread_t signal_target;
 
 static void on_signal(int number)
 {
-	(void)number;
 	gmb_queue_wake(signal_queue);
 }
 
 static void *kill_target(void *context)
 {
-	(void)context;
 	CHECK_EQUAL(pthread_kill(signal_target, SIGUSR1), 0);
 	return NULL;
 }
 
-static void wake_from_signal_handler(struct run *run)
+CASE(wake_from_signal_handler)
 {
 	struct sigaction action = { .sa_handler = on_signal };
 
@@ -267,7 +264,7 @@ static void loop_done(struct gmb_request *request)
 }
 
 /* The program sleeps in poll() only. */
-static void event_loop(struct run *run)
+CASE(event_loop)
 {
 	enum { COUNT = 20, LENGTH = 300 };
 	struct loop_request *loops = calloc(COUNT, sizeof(*loops));
@@ -304,7 +301,7 @@ static void event_loop(struct run *run)
 }
 
 /* A chain that never ends must not keep gmb_queue_wait(queue, 0) for ever. */
-static void endless_chain(struct run *run)
+CASE(endless_chain)
 {
 	static struct loop_request loop;
 	int rounds = 0;
@@ -335,7 +332,7 @@ static void fail_again_done(struct gmb_request *request)
 }
 
 /* The same with requests that fail without a server: they are ready in every turn. */
-static void endless_failures(struct run *run)
+CASE(endless_failures)
 {
 	static struct loop_request loop;
 
@@ -357,7 +354,7 @@ static void endless_failures(struct run *run)
 
 /* --- many ------------------------------------------------------------------------------------ */
 
-static void several_clients(struct run *run)
+CASE(several_clients)
 {
 	enum { CLIENTS = 5, BYTES_MAX = 100000 };
 	struct gmb_client *clients[CLIENTS];
@@ -408,7 +405,7 @@ static void *use_own_queue(void *context)
 	return NULL;
 }
 
-static void queues_in_threads(struct run *run)
+CASE(queues_in_threads)
 {
 	pthread_t threads[4];
 
@@ -421,7 +418,7 @@ static void queues_in_threads(struct run *run)
 }
 
 /* argument: how many connections four wishes get. */
-static void four_connections(struct run *run)
+CASE(four_connections)
 {
 	uint32_t expected = (uint32_t)strtoul(run->argument, NULL, 10);
 
@@ -436,7 +433,7 @@ static void four_connections(struct run *run)
 /* --- what a server does to a range ---------------------------------------------------------- */
 
 /* FUA where the server has only FLUSH: a flush after it. argument: commands for one write. */
-static void fua(struct run *run)
+CASE(fua)
 {
 	uint64_t per_write = strtoull(run->argument, NULL, 10);
 	uint64_t commands = stats_of(run->client).commands;
@@ -453,7 +450,7 @@ static void fua(struct run *run)
 }
 
 /* The flush that stands in for FUA fails: so does the write. */
-static void fua_flush_fails(struct run *run)
+CASE(fua_flush_fails)
 {
 	uint8_t bytes[512] = { 1 };
 
@@ -491,7 +488,7 @@ static uint64_t walk(struct run *run, uint32_t room, uint32_t flags, uint64_t *d
 }
 
 /* argument: bytes of the export that are data. */
-static void block_status(struct run *run)
+CASE(block_status)
 {
 	static const uint32_t rooms[] = { 1, 2, 3, 64 };
 	uint64_t expected = strtoull(run->argument, NULL, 10);
@@ -506,7 +503,7 @@ static void block_status(struct run *run)
 }
 
 /* Reads everything: what is reported as a hole is zero. argument: bytes of all holes. */
-static void read_holes(struct run *run)
+CASE(read_holes)
 {
 	struct gmb_extent extents[16] = { { 0 } };
 	struct gmb_request request = { 0 };
@@ -572,7 +569,7 @@ static void crowd(struct run *run)
 }
 
 /* Everything an export offers, with checks of what it does. argument: flags of gmb_options. */
-static void exercise(struct run *run)
+CASE(exercise)
 {
 	enum { BYTES = 256 << 10 };
 	static uint8_t out[BYTES];
@@ -622,28 +619,7 @@ static void exercise(struct run *run)
 		can);
 }
 
-static const struct test_case cases[] = {
-	{ "queue-rules", queue_rules },
-	{ "open-errors", open_errors },
-	{ "inside-callbacks", inside_callbacks },
-	{ "struct-sizes", struct_sizes },
-	{ "wake-from-thread", wake_from_thread },
-	{ "wake-from-signal-handler", wake_from_signal_handler },
-	{ "event-loop", event_loop },
-	{ "endless-chain", endless_chain },
-	{ "endless-failures", endless_failures },
-	{ "several-clients", several_clients },
-	{ "queues-in-threads", queues_in_threads },
-	{ "four-connections", four_connections },
-	{ "fua", fua },
-	{ "fua-flush-fails", fua_flush_fails },
-	{ "block-status", block_status },
-	{ "read-holes", read_holes },
-	{ "exercise", exercise },
-	{ NULL, NULL },
-};
-
 int main(int argc, char **argv)
 {
-	return run_cases(cases, argc, argv);
+	return run_cases(argc, argv);
 }

@@ -4,7 +4,7 @@
 
 /* --- what is refused ----------------------------------------------------------------------- */
 
-static void wrong_requests(struct run *run)
+CASE(wrong_requests)
 {
 	uint64_t end = run->info.bytes;
 	struct gmb_extent extent;
@@ -71,7 +71,7 @@ static void wrong_requests(struct run *run)
 	CHECK_EQUAL(stats_of(run->client).requests, sizeof(rows) / sizeof(rows[0]));
 }
 
-static void nothing_to_do(struct run *run)
+CASE(nothing_to_do)
 {
 	static const enum gmb_operation operations[] = { GMB_READ, GMB_WRITE, GMB_TRIM, GMB_ZERO,
 		GMB_CACHE };
@@ -97,7 +97,7 @@ static void nothing_to_do(struct run *run)
 	CHECK_EQUAL(stats_of(run->client).commands, commands);
 }
 
-static void read_only(struct run *run)
+CASE(read_only)
 {
 	uint8_t buffer[512] = { 0 };
 	char text[512];
@@ -115,7 +115,7 @@ static void read_only(struct run *run)
 	CHECK(strstr(gmb_explain(run->client, &request, text, sizeof(text)), "read-only") != NULL);
 }
 
-static void read_only_by_option(struct run *run)
+CASE(read_only_by_option)
 {
 	CHECK(run->info.capabilities & GMB_CAN_WRITE);
 	reopen(run, (struct gmb_options){ .flags = GMB_OPEN_READ_ONLY });
@@ -123,7 +123,7 @@ static void read_only_by_option(struct run *run)
 }
 
 /* A server that offers nothing but reading and writing. */
-static void missing_operations(struct run *run)
+CASE(missing_operations)
 {
 	struct gmb_extent extent;
 	uint32_t count = 1;
@@ -149,7 +149,7 @@ static void missing_operations(struct run *run)
 }
 
 /* Fails where the server's fault= says so; the text of one failure is not that of the next. */
-static void failures(struct run *run)
+CASE(failures)
 {
 	struct gmb_request request = { 0 };
 	uint8_t buffer[1024] = { 0 };
@@ -196,7 +196,7 @@ static uint64_t tiny_list(struct iovec *iov, uint8_t *bytes, uint32_t seed)
 	return sum;
 }
 
-static void tiny_scatter_lists(struct run *run)
+CASE(tiny_scatter_lists)
 {
 	static uint8_t out[TINY_COUNT * 8];
 	static uint8_t in[TINY_COUNT * 8 + 1];
@@ -231,7 +231,7 @@ static void tiny_scatter_lists(struct run *run)
 }
 
 /* Many at once, so that replies come together and lists do not fit in one receive. */
-static void scattered_crowd(struct run *run)
+CASE(scattered_crowd)
 {
 	enum { COUNT = 100, BYTES_MAX = 9000, PIECE = 31 };
 	static struct counted counted[COUNT];
@@ -273,7 +273,7 @@ static void scattered_crowd(struct run *run)
 }
 
 /* Longer than the server takes: split, and put together again. */
-static void split_requests(struct run *run)
+CASE(split_requests)
 {
 	size_t bytes = (size_t)run->info.payload_max * 2 + 12345;
 	uint8_t *out;
@@ -325,7 +325,7 @@ static void chain_done(struct gmb_request *request)
 	}
 }
 
-static void resubmit_from_done(struct run *run)
+CASE(resubmit_from_done)
 {
 	enum { CHAINS = 8, LENGTH = 2000 };
 	struct chain *chains = calloc(CHAINS, sizeof(*chains));
@@ -364,7 +364,7 @@ static void free_done(struct gmb_request *request)
 }
 
 /* Far more than the depth, and the last callback frees the request. */
-static void flood(struct run *run)
+CASE(flood)
 {
 	enum { COUNT = 20000 };
 	int done = 0;
@@ -389,7 +389,7 @@ static void flood(struct run *run)
 }
 
 /* gmb_close() waits for what is in flight and tells of it. */
-static void close_with_requests(struct run *run)
+CASE(close_with_requests)
 {
 	enum { COUNT = 500 };
 	static struct counted counted[COUNT];
@@ -414,7 +414,7 @@ static void close_with_requests(struct run *run)
 }
 
 /* Without done, in_flight tells; and gmb_run() leaves done alone. */
-static void no_callback(struct run *run)
+CASE(no_callback)
 {
 	struct gmb_request request = { 0 };
 	struct counted counted;
@@ -439,7 +439,7 @@ static void no_callback(struct run *run)
 	CHECK_EQUAL(counted.done_count, 2);
 }
 
-static void prepared(struct run *run)
+CASE(prepared)
 {
 	struct counted counted;
 	struct gmb_extent extents[2];
@@ -464,25 +464,7 @@ static void prepared(struct run *run)
 	CHECK(counted.request.iov == NULL && counted.request.iov_count == 0);
 }
 
-static const struct test_case cases[] = {
-	{ "wrong-requests", wrong_requests },
-	{ "nothing-to-do", nothing_to_do },
-	{ "read-only", read_only },
-	{ "read-only-by-option", read_only_by_option },
-	{ "missing-operations", missing_operations },
-	{ "failures", failures },
-	{ "tiny-scatter-lists", tiny_scatter_lists },
-	{ "scattered-crowd", scattered_crowd },
-	{ "split-requests", split_requests },
-	{ "resubmit-from-done", resubmit_from_done },
-	{ "flood", flood },
-	{ "close-with-requests", close_with_requests },
-	{ "no-callback", no_callback },
-	{ "prepared", prepared },
-	{ NULL, NULL },
-};
-
 int main(int argc, char **argv)
 {
-	return run_cases(cases, argc, argv);
+	return run_cases(argc, argv);
 }

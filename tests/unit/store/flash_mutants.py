@@ -194,7 +194,7 @@ MUTANTS = {
     "written-again-from-too-late-a-record": ("recover.c", "replay->durable >= next.seq", "true"),
     "written-again-what-the-disk-has": ("recover.c", "replay_whole(disk) != NULL", "false"),
     "failed-sync-of-a-start-believed": (
-        "recover.c", "result == 0 ? disk_sync(flash->fd) : result", "disk_sync(flash->fd) > 0 ? 1 : result"),
+        "recover.c", "result ?: disk_sync(flash->fd)", "disk_sync(flash->fd) > 0 ? 1 : result"),
     "anchor-in-page-cache-believed": (
         "flash.c", "flash_anchors_read(flash, flash->disk_fd, error)", "flash_anchors_read(flash, flash->fd, error)"),
     "direct-reads-of-the-page-cache-believed": (

@@ -116,6 +116,9 @@ void world_close(struct world *world);	 /* the same; counts, and expects no chec
 
 uint64_t world_counter(const struct world *world, const char *name);
 
+/* Makes or deletes a snapshot, and steps until that has ended. Returns the result. */
+int world_snapshot(struct world *world, enum store_snapshot_action action, const char *name);
+
 /* Nothing happens on a frozen world's rings. */
 void world_freeze(const struct world *world, bool frozen);
 

@@ -151,9 +151,6 @@ void scratch_create(void)
 
 static int remove_one(const char *path, const struct stat *status, int kind, struct FTW *ftw)
 {
-	GMB_UNUSED(status);
-	GMB_UNUSED(kind);
-	GMB_UNUSED(ftw);
 	return remove(path);
 }
 

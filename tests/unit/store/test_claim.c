@@ -18,6 +18,7 @@
 #include "../stores.h"
 #include "disk/disk.h"
 #include "harness.h"
+#include "unit.h"
 
 enum { IMAGE_BYTES = 1 << 20, TRIES_MAX = 40 };
 
@@ -29,7 +30,6 @@ static int release_fd;
 /* Instead of libc's, which has other names for its parameters. */
 int nanosleep(const struct timespec *wanted, struct timespec *left)
 {
-	GMB_UNUSED(left);
 	assert_int_equal(wanted->tv_sec, 0);
 	assert_true(wanted->tv_nsec > 0);
 	pauses++;
@@ -182,18 +182,16 @@ static void check_readers_are_known(const char *path)
 	store_close(writer);
 }
 
-static void test_file_that_is_read(void **state)
+TEST(test_file_that_is_read)
 {
-	GMB_UNUSED(state);
 	check_readers_are_known(scratch_file("image", IMAGE_BYTES));
 }
 
-static void test_device_that_is_read(void **state)
+TEST(test_device_that_is_read)
 {
 	char device[64];
 	int fd = loop_open(scratch_file("image", IMAGE_BYTES), 512, device, sizeof(device));
 
-	GMB_UNUSED(state);
 	if (fd < 0) {
 		skip(); /* no loop device here */
 	}
@@ -202,13 +200,12 @@ static void test_device_that_is_read(void **state)
 }
 
 /* A server that was killed a moment ago may not have let go yet. */
-static void test_reader_that_is_about_to_go(void **state)
+TEST(test_reader_that_is_about_to_go)
 {
 	const char *path = scratch_file("image", IMAGE_BYTES);
 	struct error error;
 	int fd = open(path, O_RDWR | O_CLOEXEC);
 
-	GMB_UNUSED(state);
 	assert_true(fd >= 0);
 	assert_int_equal(disk_claim_reading(path, fd, false, &release_fd, &error), 0);
 	assert_true(release_fd >= 0);
@@ -221,7 +218,7 @@ static void test_reader_that_is_about_to_go(void **state)
 }
 
 /* There is nothing to hold, as on a filesystem without locks: it is read all the same. */
-static void test_reading_where_no_lock_can_be_had(void **state)
+TEST(test_reading_where_no_lock_can_be_had)
 {
 	const char *path = scratch_file("image", IMAGE_BYTES);
 	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
@@ -230,7 +227,6 @@ static void test_reading_where_no_lock_can_be_had(void **state)
 	int claim = 0;
 	int fd = open(path, O_RDWR | O_CLOEXEC);
 
-	GMB_UNUSED(state);
 	assert_true(fd >= 0);
 	assert_int_equal(fcntl(fd, F_OFD_SETLK, &lock), 0);
 	pauses = 0;
@@ -242,14 +238,13 @@ static void test_reading_where_no_lock_can_be_had(void **state)
 	close(fd);
 }
 
-static void test_reading_what_was_replaced(void **state)
+TEST(test_reading_what_was_replaced)
 {
 	const char *path = scratch_file("image", IMAGE_BYTES);
 	struct error error;
 	int claim = -1;
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 
-	GMB_UNUSED(state);
 	assert_true(fd >= 0);
 	assert_int_equal(unlink(path), 0);
 	assert_int_equal(disk_claim_reading(path, fd, false, &claim, &error), -ENOENT);
@@ -260,24 +255,79 @@ static void test_reading_what_was_replaced(void **state)
 	close(fd);
 }
 
-static void test_file_is_claimed_once_by_all_its_writers(void **state)
+/* What another process has locked on a byte of one of the ranges that marks of uses are in. */
+static int lock_number(const char *path, uint64_t range, uint64_t number)
 {
-	GMB_UNUSED(state);
+	struct flock lock = { .l_type = F_RDLCK,
+		.l_whence = SEEK_SET,
+		.l_start = (off_t)((UINT64_C(1) << 62) + (range << 40) + number),
+		.l_len = 1 };
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	assert_true(fd >= 0);
+	assert_int_equal(fcntl(fd, F_OFD_SETLK, &lock), 0);
+	return fd;
+}
+
+/* Operations of a process that has exited are found among those of others, in any order. A store
+ * waits for them, whether it writes or reads. */
+TEST(test_late_operations)
+{
+	static const uint64_t numbers[] = { 7, 900, 1, 500, 6, 8, (UINT64_C(1) << 40) - 1 };
+	const char *path = scratch_file("image", IMAGE_BYTES);
+	struct store *own[2];
+	int uses[ARRAY_COUNT(numbers)];
+	int claims[ARRAY_COUNT(numbers)];
+	int late;
+
+	for (size_t i = 0; i < ARRAY_COUNT(numbers); i++) {
+		uses[i] = lock_number(path, 0, numbers[i]);
+		claims[i] = lock_number(path, 1, numbers[i]);
+	}
+	for (uint64_t number = 499; number <= 501; number += 2) {
+		own[0] = open_store(path, true, STORE_MODE_CACHED);
+		assert_int_equal(store_barrier(own[0], true), STORE_BARRIER_OPEN);
+		late = lock_number(path, 0, number);
+		assert_int_equal(disk_check_uses(uses[0]), -EBUSY);
+		own[1] = open_store(path, number == 499, other_mode);
+		assert_int_equal(store_barrier(own[0], true), STORE_BARRIER_CLOSED);
+		assert_int_equal(store_barrier(own[1], true), STORE_BARRIER_CLOSED);
+		close(late);
+		assert_int_equal(store_barrier(own[0], false), STORE_BARRIER_CLOSED);
+		assert_int_equal(store_barrier(own[1], true), STORE_BARRIER_OPEN);
+		assert_int_equal(store_barrier(own[0], false), STORE_BARRIER_OPEN);
+		store_close(own[0]);
+		store_close(own[1]);
+	}
+	for (size_t i = 0; i < ARRAY_COUNT(numbers); i++) {
+		assert_int_equal(disk_check_uses(uses[0]), 0);
+		close(claims[i]);
+		/* a process does not find its own locks */
+		assert_int_equal(disk_check_uses(uses[0]), i == 0 ? 0 : -EBUSY);
+		assert_int_equal(disk_check_uses(uses[1]), i == 1 ? 0 : -EBUSY);
+		claims[i] = lock_number(path, 1, numbers[i]);
+	}
+	for (size_t i = 0; i < ARRAY_COUNT(numbers); i++) {
+		close(uses[i]);
+		close(claims[i]);
+	}
+}
+
+TEST(test_file_is_claimed_once_by_all_its_writers)
+{
 	check_one_claim_for_all(scratch_file("image", IMAGE_BYTES));
 }
 
-static void test_file_of_another_server(void **state)
+TEST(test_file_of_another_server)
 {
-	GMB_UNUSED(state);
 	check_taken(scratch_file("image", IMAGE_BYTES), "served for writing by a gmblock server");
 }
 
-static void test_device_is_claimed_once_by_all_its_writers(void **state)
+TEST(test_device_is_claimed_once_by_all_its_writers)
 {
 	char device[64];
 	int fd = loop_open(scratch_file("image", IMAGE_BYTES), 512, device, sizeof(device));
 
-	GMB_UNUSED(state);
 	if (fd < 0) {
 		skip(); /* no loop device here */
 	}
@@ -285,12 +335,11 @@ static void test_device_is_claimed_once_by_all_its_writers(void **state)
 	loop_close(fd);
 }
 
-static void test_device_of_another_program(void **state)
+TEST(test_device_of_another_program)
 {
 	char device[64];
 	int fd = loop_open(scratch_file("image", IMAGE_BYTES), 512, device, sizeof(device));
 
-	GMB_UNUSED(state);
 	if (fd < 0) {
 		skip(); /* no loop device here */
 	}
@@ -299,7 +348,7 @@ static void test_device_of_another_program(void **state)
 }
 
 /* Other programs' locks, such as those of qemu on the first bytes, are none of our business. */
-static void test_locks_elsewhere_in_the_file(void **state)
+TEST(test_locks_elsewhere_in_the_file)
 {
 	const char *path = scratch_file("image", IMAGE_BYTES);
 	struct flock lock = {
@@ -308,7 +357,6 @@ static void test_locks_elsewhere_in_the_file(void **state)
 	int fd = open(path, O_RDWR | O_CLOEXEC);
 	struct store *store;
 
-	GMB_UNUSED(state);
 	assert_true(fd >= 0);
 	assert_int_equal(fcntl(fd, F_OFD_SETLK, &lock), 0);
 	pauses = 0;
@@ -320,24 +368,12 @@ static void test_locks_elsewhere_in_the_file(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_file_is_claimed_once_by_all_its_writers),
-		cmocka_unit_test(test_file_of_another_server),
-		cmocka_unit_test(test_device_is_claimed_once_by_all_its_writers),
-		cmocka_unit_test(test_device_of_another_program),
-		cmocka_unit_test(test_locks_elsewhere_in_the_file),
-		cmocka_unit_test(test_file_that_is_read),
-		cmocka_unit_test(test_device_that_is_read),
-		cmocka_unit_test(test_reader_that_is_about_to_go),
-		cmocka_unit_test(test_reading_where_no_lock_can_be_had),
-		cmocka_unit_test(test_reading_what_was_replaced),
-	};
 	int failed;
 
 	stores_register();
 	scratch_create();
 	other_mode = scratch_has_direct() ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
-	failed = cmocka_run_group_tests(tests, NULL, NULL);
+	failed = unit_run(NULL, NULL);
 	scratch_remove();
 	return failed;
 }

@@ -19,6 +19,7 @@
 #include "../stores.h"
 #include "base/bytes.h"
 #include "harness.h"
+#include "unit.h"
 
 enum {
 	IMAGE_BYTES = 8 << 20,
@@ -177,21 +178,19 @@ static void run(bool with_direct_writers)
 	close(world.fd);
 }
 
-static void test_everybody_reads_what_anybody_has_written(void **state)
+TEST(test_everybody_reads_what_anybody_has_written)
 {
-	GMB_UNUSED(state);
 	run(false);
 }
 
-static void test_also_beside_direct_writers(void **state)
+TEST(test_also_beside_direct_writers)
 {
-	GMB_UNUSED(state);
 	run(true);
 }
 
 /* The size of a device's blocks changes below the store: what cannot be read directly any more is
  * read through the page cache, because nobody has asked for direct I/O. */
-static void test_a_disk_that_refuses_direct_reads(void **state)
+TEST(test_a_disk_that_refuses_direct_reads)
 {
 	struct store_options options = {
 		.path = store_path, .read_only = true, .read_mode = STORE_MODE_AUTO
@@ -200,7 +199,6 @@ static void test_a_disk_that_refuses_direct_reads(void **state)
 	uint8_t *memory;
 	int result;
 
-	GMB_UNUSED(state);
 	if (loop_fd < 0) {
 		skip();
 	}
@@ -222,11 +220,6 @@ static void test_a_disk_that_refuses_direct_reads(void **state)
 
 int main(int argc, char **argv)
 {
-	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_everybody_reads_what_anybody_has_written),
-		cmocka_unit_test(test_also_beside_direct_writers),
-		cmocka_unit_test(test_a_disk_that_refuses_direct_reads),
-	};
 	bool loop = argc == 2 && strcmp(argv[1], "loop") == 0;
 	int result;
 
@@ -245,7 +238,7 @@ int main(int argc, char **argv)
 			return scratch_skip("no loop device to be had");
 		}
 	}
-	result = cmocka_run_group_tests(tests, NULL, NULL);
+	result = unit_run(NULL, NULL);
 	if (loop_fd >= 0) {
 		loop_close(loop_fd);
 	}

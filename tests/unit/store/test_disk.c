@@ -3,7 +3,6 @@
  * What Linux is asked about files and block devices, over real ones.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <linux/blkpg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +16,7 @@
 #include "base/bytes.h"
 #include "disk/disk.h"
 #include "harness.h"
+#include "unit.h"
 
 enum { HOLE_BYTES = 1 << 20 };
 
@@ -31,7 +31,7 @@ static int open_disk(const char *path, bool direct)
 	return fd;
 }
 
-static void test_file_facts(void **state)
+TEST(test_file_facts)
 {
 	const char *path = scratch_file("image", 123456789);
 	int fd = open_disk(path, false);
@@ -39,7 +39,6 @@ static void test_file_facts(void **state)
 	struct stat status;
 	uint64_t size = 0;
 
-	GMB_UNUSED(state);
 	assert_int_equal(disk_info(fd, &info), 0);
 	assert_int_equal(stat(path, &status), 0);
 	assert_int_equal(info.size, 123456789);
@@ -58,14 +57,13 @@ static void test_file_facts(void **state)
 }
 
 /* The alignment that is reported works, for the last transfer that fits as well. */
-static void test_direct_alignment_is_true(void **state)
+TEST(test_direct_alignment_is_true)
 {
 	const uint64_t size = 123456;
 	struct disk_info info;
 	uint8_t *memory;
 	int fd;
 
-	GMB_UNUSED(state);
 	if (!scratch_has_direct()) {
 		skip();
 	}
@@ -85,14 +83,13 @@ static void test_direct_alignment_is_true(void **state)
 	disk_close(fd);
 }
 
-static void test_direct_alignment_of_a_4k_device(void **state)
+TEST(test_direct_alignment_of_a_4k_device)
 {
 	struct disk_info info;
 	char device[64];
 	int loop_fd = loop_open(scratch_file("image", 1 << 20), 4096, device, sizeof(device));
 	int fd;
 
-	GMB_UNUSED(state);
 	if (loop_fd < 0) {
 		skip();
 	}
@@ -114,7 +111,7 @@ static void test_direct_alignment_of_a_4k_device(void **state)
 	loop_close(loop_fd);
 }
 
-static void test_a_device_ends_with_a_whole_block(void **state)
+TEST(test_a_device_ends_with_a_whole_block)
 {
 	struct store_options options = { 0 };
 	uint8_t *block = aligned_bytes(4096);
@@ -122,7 +119,6 @@ static void test_a_device_ends_with_a_whole_block(void **state)
 	char device[64];
 	int loop_fd = loop_open(scratch_file("odd", (1 << 20) + 512), 4096, device, sizeof(device));
 
-	GMB_UNUSED(state);
 	if (loop_fd < 0) {
 		free(block);
 		skip();
@@ -165,14 +161,13 @@ static void check_extent(
 	assert_int_equal(got_length, length);
 }
 
-static void test_extents_of_a_known_layout(void **state)
+TEST(test_extents_of_a_known_layout)
 {
 	enum disk_extent_kind kind;
 	uint64_t length;
 	uint64_t size;
 	int fd = make_layout(&size);
 
-	GMB_UNUSED(state);
 	check_extent(fd, 0, size, DISK_DATA, 65536);
 	check_extent(fd, 0, 100, DISK_DATA, 100);
 	check_extent(fd, 7, size - 7, DISK_DATA, 65529);
@@ -188,13 +183,12 @@ static void test_extents_of_a_known_layout(void **state)
 	disk_close(fd);
 }
 
-static void test_discard_makes_a_hole_in_a_file(void **state)
+TEST(test_discard_makes_a_hole_in_a_file)
 {
 	uint64_t size;
 	uint8_t byte = 1;
 	int fd = make_layout(&size);
 
-	GMB_UNUSED(state);
 	assert_int_equal(disk_discard(fd, false, 0, 65536), 0);
 	check_extent(fd, 0, size, DISK_HOLE, 65536 + HOLE_BYTES);
 	assert_int_equal(pread(fd, &byte, 1, 100), 1);
@@ -216,13 +210,12 @@ static void check_zero(int fd, bool is_block, bool may_unmap)
 	free(data);
 }
 
-static void test_zero_on_a_device(void **state)
+TEST(test_zero_on_a_device)
 {
 	char device[64];
 	int loop_fd = loop_open(scratch_file("image", 1 << 20), 512, device, sizeof(device));
 	int fd;
 
-	GMB_UNUSED(state);
 	if (loop_fd < 0) {
 		skip();
 	}
@@ -249,14 +242,13 @@ static uint64_t read_queue_number(const char *device, const char *name)
 	return number;
 }
 
-static void test_queue_limits_come_from_the_right_device(void **state)
+TEST(test_queue_limits_come_from_the_right_device)
 {
 	struct disk_sysfs facts;
 	struct stat status;
 	char device[64];
 	int fd = loop_open(scratch_file("image", 1 << 20), 512, device, sizeof(device));
 
-	GMB_UNUSED(state);
 	if (fd < 0) {
 		skip();
 	}
@@ -276,7 +268,7 @@ static void test_queue_limits_come_from_the_right_device(void **state)
 	assert_false(facts.discards);
 }
 
-static void test_partition_is_answered_for_by_its_disk(void **state)
+TEST(test_partition_is_answered_for_by_its_disk)
 {
 	struct blkpg_partition partition = { .start = 65536, .length = 65536, .pno = 1 };
 	struct blkpg_ioctl_arg argument = {
@@ -292,7 +284,6 @@ static void test_partition_is_answered_for_by_its_disk(void **state)
 	FILE *file;
 	int fd = loop_open(scratch_file("image", 1 << 20), 512, device, sizeof(device));
 
-	GMB_UNUSED(state);
 	if (fd < 0) {
 		skip();
 	}
@@ -320,22 +311,11 @@ static void test_partition_is_answered_for_by_its_disk(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_file_facts),
-		cmocka_unit_test(test_direct_alignment_is_true),
-		cmocka_unit_test(test_direct_alignment_of_a_4k_device),
-		cmocka_unit_test(test_a_device_ends_with_a_whole_block),
-		cmocka_unit_test(test_extents_of_a_known_layout),
-		cmocka_unit_test(test_discard_makes_a_hole_in_a_file),
-		cmocka_unit_test(test_zero_on_a_device),
-		cmocka_unit_test(test_queue_limits_come_from_the_right_device),
-		cmocka_unit_test(test_partition_is_answered_for_by_its_disk),
-	};
 	int failed;
 
 	stores_register();
 	scratch_create();
-	failed = cmocka_run_group_tests(tests, NULL, NULL);
+	failed = unit_run(NULL, NULL);
 	scratch_remove();
 	return failed;
 }

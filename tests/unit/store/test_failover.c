@@ -7,14 +7,13 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
-#include <unistd.h>
 
 #include "../stores.h"
 #include "disk/disk.h"
 #include "harness.h"
+#include "unit.h"
 
 static char root[] = "/tmp/failover-sysfs-XXXXXX";
 static uint32_t devices;
@@ -60,16 +59,23 @@ static void add_to(dev_t device, const char *folder, const char *name, const cha
 	devices = count;
 }
 
+/* Adds a device to a folder of another one. */
+static void link_to(dev_t device, const char *folder, dev_t other)
+{
+	char number[32];
+	char link[64];
+
+	snprintf(number, sizeof(number), "200:%u", minor(other));
+	add_to(device, folder, ".hidden", "");
+	snprintf(link, sizeof(link), "%s/%u", folder, minor(other));
+	add_to(device, link, "dev", number);
+}
+
 /* Puts `below` among the devices on which `device` is stored. */
 static void put_below(dev_t device, dev_t below)
 {
-	char number[32];
-	char folder[64];
-
-	snprintf(number, sizeof(number), "200:%u", minor(below));
-	add_to(device, "slaves", ".hidden", "");
-	snprintf(folder, sizeof(folder), "slaves/%u", minor(below));
-	add_to(device, folder, "dev", number);
+	link_to(device, "slaves", below);
+	link_to(below, "holders", device);
 }
 
 static dev_t add_dm(const char *uuid, dev_t below)
@@ -91,9 +97,8 @@ static void check_wwid(dev_t device, const char *wanted)
 	}
 }
 
-static void test_worldwide_names(void **state)
+TEST(test_worldwide_names)
 {
-	GMB_UNUSED(state);
 	check_wwid(add("device", "wwid", "naa.6001405123"), "naa.6001405123");
 	check_wwid(add("", "wwid", "uuid.12-34"), "uuid.12-34");
 	check_wwid(add("", "wwid", "eui.0025385b"), "eui.0025385b");
@@ -109,9 +114,8 @@ static void test_worldwide_names(void **state)
 	check_wwid(add("", "serial", "disk1"), NULL);
 }
 
-static void test_whole_devices(void **state)
+TEST(test_whole_devices)
 {
-	GMB_UNUSED(state);
 	assert_true(disk_sysfs_is_partition(root, add("", "partition", "1")));
 	assert_true(disk_sysfs_is_partition(root, add("dm", "uuid", "part1-mpath-36001405123")));
 	assert_false(disk_sysfs_is_partition(root, add("dm", "uuid", "LVM-AbCd")));
@@ -126,7 +130,7 @@ static struct disk_members members_of(dev_t device)
 	return members;
 }
 
-static void test_disks_below_a_device(void **state)
+TEST(test_disks_below_a_device)
 {
 	dev_t disk = add("device", "wwid", "naa.1");
 	dev_t other = add("device", "wwid", "naa.2");
@@ -134,7 +138,6 @@ static void test_disks_below_a_device(void **state)
 	dev_t volume = add_dm("CRYPT-AbCd", add_dm("LVM-AbCd", disk));
 	struct disk_members members = members_of(volume);
 
-	GMB_UNUSED(state);
 	assert_int_equal(members.count, 1);
 	assert_int_equal(members.disks[0], disk);
 	assert_false(members.is_multipath);
@@ -151,9 +154,33 @@ static void test_disks_below_a_device(void **state)
 	assert_int_equal(members.disks[0], disk);
 }
 
-static void test_volatile_caches(void **state)
+TEST(test_devices_that_share_a_disk)
 {
-	GMB_UNUSED(state);
+	dev_t disk = add("device", "wwid", "naa.3");
+	dev_t partition = add("", "partition", "1");
+	dev_t volumes[2];
+	char folder[32];
+	char number[32];
+	struct disk_members sharers;
+
+	snprintf(folder, sizeof(folder), "disk%u", minor(partition));
+	snprintf(number, sizeof(number), "200:%u", minor(partition));
+	add_to(disk, folder, "partition", "1");
+	add_to(disk, folder, "dev", number);
+	volumes[0] = add_dm("LVM-1", disk);
+	volumes[1] = add_dm("CRYPT-1", add_dm("LVM-2", partition));
+	add_to(volumes[0], "holders", ".hidden", "");
+	add_to(volumes[1], "holders", ".hidden", "");
+	assert_int_equal(disk_sysfs_sharers(root, disk, &sharers), 0);
+	assert_int_equal(sharers.count, 5);
+	assert_int_equal(sharers.disks[0], disk);
+	assert_int_equal(sharers.disks[1], partition);
+	assert_int_equal(sharers.disks[3], volumes[1]);
+	assert_int_equal(sharers.disks[4], volumes[0]);
+}
+
+TEST(test_volatile_caches)
+{
 	assert_false(
 		disk_sysfs_has_volatile_cache(root, add("queue", "write_cache", "write through")));
 	assert_true(disk_sysfs_has_volatile_cache(root, add("queue", "write_cache", "write back")));
@@ -192,13 +219,12 @@ static void deliver(struct bench *bench, const uint32_t *count)
 	}
 }
 
-static void test_each_watch_learns_of_the_loss_once(void **state)
+TEST(test_each_watch_learns_of_the_loss_once)
 {
 	const struct store_options options = { .path = "memory:1M" };
 	struct watcher watchers[2] = { 0 };
 	struct bench bench;
 
-	GMB_UNUSED(state);
 	bench_open(&bench, &options);
 	for (size_t i = 0; i < ARRAY_COUNT(watchers); i++) {
 		watchers[i].watch = (struct store_watch){
@@ -231,7 +257,6 @@ static void test_each_watch_learns_of_the_loss_once(void **state)
 
 static int make_root(void **state)
 {
-	GMB_UNUSED(state);
 	stores_register();
 	return mkdtemp(root) != NULL ? 0 : -1;
 }
@@ -240,20 +265,11 @@ static int remove_root(void **state)
 {
 	char command[64];
 
-	GMB_UNUSED(state);
 	snprintf(command, sizeof(command), "rm -r %s", root);
 	return system(command);
 }
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_worldwide_names),
-		cmocka_unit_test(test_whole_devices),
-		cmocka_unit_test(test_disks_below_a_device),
-		cmocka_unit_test(test_volatile_caches),
-		cmocka_unit_test(test_each_watch_learns_of_the_loss_once),
-	};
-
-	return cmocka_run_group_tests(tests, make_root, remove_root);
+	return unit_run(make_root, remove_root);
 }

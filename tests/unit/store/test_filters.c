@@ -4,11 +4,11 @@
  * broken; over memory and null stores, whose own special cases are here too.
  */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "../stores.h"
 #include "harness.h"
+#include "unit.h"
 
 static void open_with(struct bench *bench, const char *path, const char *fault, const char *delay)
 {
@@ -24,12 +24,11 @@ static void open_with(struct bench *bench, const char *path, const char *fault, 
 	store_options_fini(&options);
 }
 
-static void test_nth_strikes_once(void **state)
+TEST(test_nth_strikes_once)
 {
 	struct bench bench;
 	char data[8] = "old";
 
-	GMB_UNUSED(state);
 	open_with(&bench, "memory:1M", "write:ENOSPC:nth=3", NULL);
 	assert_int_equal(bench_write(&bench, 0, 8, data), 0);
 	assert_int_equal(bench_read(&bench, 0, 8, data), 0); /* does not count */
@@ -44,13 +43,12 @@ static void test_nth_strikes_once(void **state)
 	bench_close(&bench);
 }
 
-static void test_nth_counts_over_all_queues(void **state)
+TEST(test_nth_counts_over_all_queues)
 {
 	struct bench first;
 	struct bench second;
 	char data[8] = { 0 };
 
-	GMB_UNUSED(state);
 	open_with(&first, "memory:1M", "any:EIO:nth=4", NULL);
 	bench_share(&second, first.store);
 	assert_int_equal(bench_read(&first, 0, 8, data), 0);
@@ -62,12 +60,11 @@ static void test_nth_counts_over_all_queues(void **state)
 	bench_close(&first);
 }
 
-static void test_every_strikes_again_and_again(void **state)
+TEST(test_every_strikes_again_and_again)
 {
 	struct bench bench;
 	char data[8];
 
-	GMB_UNUSED(state);
 	open_with(&bench, "null:1M", "read:ETIMEDOUT:every=3", NULL);
 	for (int i = 1; i <= 12; i++) {
 		assert_int_equal(bench_read(&bench, 0, 8, data), i % 3 == 0 ? -ETIMEDOUT : 0);
@@ -75,13 +72,12 @@ static void test_every_strikes_again_and_again(void **state)
 	bench_close(&bench);
 }
 
-static void test_probability_strikes_about_as_often(void **state)
+TEST(test_probability_strikes_about_as_often)
 {
 	struct bench bench;
 	char data[8];
 	int count = 0;
 
-	GMB_UNUSED(state);
 	open_with(&bench, "null:1M", "read:EIO:prob=0.25", NULL);
 	for (int i = 0; i < 4000; i++) {
 		int result = bench_read(&bench, 0, 8, data);
@@ -94,12 +90,11 @@ static void test_probability_strikes_about_as_often(void **state)
 	bench_close(&bench);
 }
 
-static void test_range_strikes_parts_that_touch_it(void **state)
+TEST(test_range_strikes_parts_that_touch_it)
 {
 	struct bench bench;
 	char data[64];
 
-	GMB_UNUSED(state);
 	open_with(&bench, "memory:1M", "any:EIO:range=100+10", NULL);
 	assert_int_equal(bench_read(&bench, 90, 10, data), 0);
 	assert_int_equal(bench_read(&bench, 90, 11, data), -EIO);
@@ -111,13 +106,12 @@ static void test_range_strikes_parts_that_touch_it(void **state)
 	bench_close(&bench);
 }
 
-static void test_failed_flush_stays_failed(void **state)
+TEST(test_failed_flush_stays_failed)
 {
 	struct bench first;
 	struct bench second;
 	char data[8] = "bytes";
 
-	GMB_UNUSED(state);
 	open_with(&first, "memory:1M", "flush:EIO:nth=2", NULL);
 	bench_share(&second, first.store);
 	assert_int_equal(bench_flush(&first), 0);
@@ -136,12 +130,11 @@ static void test_failed_flush_stays_failed(void **state)
 	bench_close(&first);
 }
 
-static void test_failed_durable_write_breaks_later_flushes(void **state)
+TEST(test_failed_durable_write_breaks_later_flushes)
 {
 	struct bench bench;
 	char data[8] = "bytes";
 
-	GMB_UNUSED(state);
 	open_with(&bench, "memory:1M", "write:EIO:nth=1", NULL);
 	assert_int_equal(bench_do(&bench, STORE_WRITE, STORE_FUA, 0, 8, data), -EIO);
 	assert_int_equal(bench_flush(&bench), -EIO);
@@ -156,14 +149,13 @@ static void test_failed_durable_write_breaks_later_flushes(void **state)
 	bench_close(&bench);
 }
 
-static void test_delayed_part_takes_its_time(void **state)
+TEST(test_delayed_part_takes_its_time)
 {
 	struct bench bench;
 	char data[8] = "bytes";
 	char back[8];
 	uint64_t start;
 
-	GMB_UNUSED(state);
 	open_with(&bench, "memory:1M", NULL, "write:20ms:range=0+4096");
 	start = ring_now_ns(bench.ring);
 	assert_int_equal(bench_write(&bench, 0, 8, data), 0);
@@ -174,12 +166,11 @@ static void test_delayed_part_takes_its_time(void **state)
 	bench_close(&bench);
 }
 
-static void test_fault_and_delay_together(void **state)
+TEST(test_fault_and_delay_together)
 {
 	struct bench bench;
 	char data[8] = "bytes";
 
-	GMB_UNUSED(state);
 	open_with(&bench, "memory:1M", "write:EIO:every=2", "any:1ms");
 	for (int i = 1; i <= 6; i++) {
 		assert_int_equal(bench_write(&bench, 0, 8, data), i % 2 == 0 ? -EIO : 0);
@@ -188,12 +179,11 @@ static void test_fault_and_delay_together(void **state)
 	bench_close(&bench);
 }
 
-static void test_too_many_rules_are_refused(void **state)
+TEST(test_too_many_rules_are_refused)
 {
 	struct store_options options = { .path = "null:1M" };
 	struct error error;
 
-	GMB_UNUSED(state);
 	for (uint32_t i = 0; i < 16; i++) {
 		stores_set(&options, "fault", "read:EIO");
 		stores_set(&options, "delay", "read:1us");
@@ -205,13 +195,12 @@ static void test_too_many_rules_are_refused(void **state)
 	store_options_fini(&options);
 }
 
-static void test_read_only_refuses_changes(void **state)
+TEST(test_read_only_refuses_changes)
 {
 	struct store_options options = { .path = "memory:1M", .read_only = true };
 	struct bench bench;
 	char data[8];
 
-	GMB_UNUSED(state);
 	bench_open(&bench, &options);
 	assert_int_equal(store_info(bench.store)->caps & STORE_CAP_WRITE, 0);
 	assert_int_equal(bench_read(&bench, 0, 8, data), 0);
@@ -223,7 +212,7 @@ static void test_read_only_refuses_changes(void **state)
 	bench_close(&bench);
 }
 
-static void test_memory_and_null_sizes(void **state)
+TEST(test_memory_and_null_sizes)
 {
 	static const char *const bad[] = { "memory:", "memory:x", "memory:0", "memory:8E",
 		"memory:1M ", "memory: 1M", "memory:-1", "null:", "null:0",
@@ -232,7 +221,6 @@ static void test_memory_and_null_sizes(void **state)
 	struct store *store = NULL;
 	struct error error;
 
-	GMB_UNUSED(state);
 	for (size_t i = 0; i < ARRAY_COUNT(bad); i++) {
 		options.path = bad[i];
 		assert_int_equal(store_open(&options, &store, &error), -EINVAL);
@@ -255,13 +243,12 @@ static void test_memory_and_null_sizes(void **state)
 	assert_non_null(strstr(error.text, "smaller size"));
 }
 
-static void test_memory_extents_follow_what_was_written(void **state)
+TEST(test_memory_extents_follow_what_was_written)
 {
 	struct store_extent extents[8];
 	struct bench bench;
 	char byte = 1;
 
-	GMB_UNUSED(state);
 	open_with(&bench, "memory:10M", NULL, NULL);
 	assert_int_equal(bench_extents(&bench, 0, 10 << 20, extents, 8), 1);
 	assert_int_equal(extents[0].length, 10 << 20);
@@ -284,14 +271,13 @@ static void test_memory_extents_follow_what_was_written(void **state)
 	bench_close(&bench);
 }
 
-static void test_huge_memory_ranges_are_quick_enough_to_do(void **state)
+TEST(test_huge_memory_ranges_are_quick_enough_to_do)
 {
 	struct store_extent extents[2];
 	struct bench bench;
 	char data[8] = "far out";
 	const uint64_t size = UINT64_C(1) << 40;
 
-	GMB_UNUSED(state);
 	open_with(&bench, "memory:1T", NULL, NULL);
 	assert_int_equal(bench_write(&bench, size - 8, 8, data), 0);
 	assert_int_equal(bench_do(&bench, STORE_ZERO, STORE_FAST_ZERO, 1, size - 2, NULL), 0);
@@ -302,13 +288,12 @@ static void test_huge_memory_ranges_are_quick_enough_to_do(void **state)
 	bench_close(&bench);
 }
 
-static void test_null_reads_zeroes_and_forgets(void **state)
+TEST(test_null_reads_zeroes_and_forgets)
 {
 	struct store_extent extents[2];
 	struct bench bench;
 	char data[8] = "bytes";
 
-	GMB_UNUSED(state);
 	open_with(&bench, "null:1G", NULL, NULL);
 	assert_int_equal(bench_write(&bench, 100, 8, data), 0);
 	assert_int_equal(bench_read(&bench, 100, 8, data), 0);
@@ -322,7 +307,7 @@ static void test_null_reads_zeroes_and_forgets(void **state)
 }
 
 /* What the kernel gets in one call it may complete as one. */
-static void test_parts_kept_apart_share_a_call_by_twos(void **state)
+TEST(test_parts_kept_apart_share_a_call_by_twos)
 {
 	enum { PARTS = 5 };
 	static const uint32_t flags[] = { STORE_APART, 0 };
@@ -330,7 +315,6 @@ static void test_parts_kept_apart_share_a_call_by_twos(void **state)
 	struct waited_part parts[PARTS];
 	struct bench bench;
 
-	GMB_UNUSED(state);
 	open_with(&bench, "null:1M", NULL, NULL);
 	for (size_t k = 0; k < 2 * ARRAY_COUNT(flags); k++) {
 		uint32_t flag = flags[k % ARRAY_COUNT(flags)];
@@ -351,25 +335,6 @@ static void test_parts_kept_apart_share_a_call_by_twos(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_nth_strikes_once),
-		cmocka_unit_test(test_nth_counts_over_all_queues),
-		cmocka_unit_test(test_every_strikes_again_and_again),
-		cmocka_unit_test(test_probability_strikes_about_as_often),
-		cmocka_unit_test(test_range_strikes_parts_that_touch_it),
-		cmocka_unit_test(test_failed_flush_stays_failed),
-		cmocka_unit_test(test_failed_durable_write_breaks_later_flushes),
-		cmocka_unit_test(test_delayed_part_takes_its_time),
-		cmocka_unit_test(test_fault_and_delay_together),
-		cmocka_unit_test(test_too_many_rules_are_refused),
-		cmocka_unit_test(test_read_only_refuses_changes),
-		cmocka_unit_test(test_memory_and_null_sizes),
-		cmocka_unit_test(test_memory_extents_follow_what_was_written),
-		cmocka_unit_test(test_huge_memory_ranges_are_quick_enough_to_do),
-		cmocka_unit_test(test_null_reads_zeroes_and_forgets),
-		cmocka_unit_test(test_parts_kept_apart_share_a_call_by_twos),
-	};
-
 	stores_register();
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

@@ -16,6 +16,7 @@
 #include "../stores.h"
 #include "base/bytes.h"
 #include "base/crc32c.h"
+#include "unit.h"
 
 enum {
 	BLOCKS_MAX = WORLD_SEGMENTS * WORLD_SEGMENT_BLOCKS,
@@ -92,11 +93,6 @@ static void make(uint64_t seed, bool killed)
 	world_close(&world);
 }
 
-static void snapshot_done(struct store_snapshot_request *request)
-{
-	assert_int_equal(request->result, 0);
-}
-
 /* The same of a store that was closed, and whose log was moved at the end: the headers of what
  * could not be written where it was first are there, too. */
 static void make_moved(uint64_t seed)
@@ -124,9 +120,6 @@ static void make_moved(uint64_t seed)
 static void make_with_snapshot(uint64_t seed)
 {
 	static struct world world;
-	struct store_snapshot_request request = { .action = STORE_SNAPSHOT_CREATE,
-		.snapshot = { .name = "before" },
-		.done = snapshot_done };
 
 	sim_start(&(struct sim_options){ .seed = seed });
 	memset(expected, 0, sizeof(expected));
@@ -135,11 +128,7 @@ static void make_with_snapshot(uint64_t seed)
 	world_open(&world, "disk", false, NULL);
 	blocks = (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES) / 2; /* room for both */
 	change(&world, WRITES);
-	request.result = 1;
-	store_snapshot_ask(world.store, &request);
-	while (request.result == 1) {
-		assert_true(sim_step());
-	}
+	assert_int_equal(world_snapshot(&world, STORE_SNAPSHOT_CREATE, "before"), 0);
 	for (uint32_t i = 0; i < blocks; i += RUN_MAX) {
 		submit(&world, STORE_WRITE, i, MIN((uint32_t)RUN_MAX, blocks - i));
 	}
@@ -529,22 +518,19 @@ static void try_all(bool killed)
 	}
 }
 
-static void test_a_flipped_bit_loses_no_disk(void **state)
+TEST(test_a_flipped_bit_loses_no_disk)
 {
-	GMB_UNUSED(state);
 	try_all(false);
 }
 
-static void test_a_flipped_bit_of_a_killed_store_loses_no_disk(void **state)
+TEST(test_a_flipped_bit_of_a_killed_store_loses_no_disk)
 {
-	GMB_UNUSED(state);
 	try_all(true);
 }
 
 /* What the collector has moved for a snapshot alone is older than what the disk has. */
-static void test_a_repair_takes_nothing_from_snapshots(void **state)
+TEST(test_a_repair_takes_nothing_from_snapshots)
 {
-	GMB_UNUSED(state);
 	for (uint64_t seed = first_seed; seed < first_seed + 20 * stores; seed++) {
 		uint32_t counts[KIND_COUNT] = { 0 };
 
@@ -561,11 +547,10 @@ static void test_a_repair_takes_nothing_from_snapshots(void **state)
 }
 
 /* Of two records with one number the one that was moved is followed. */
-static void test_a_log_that_was_moved_is_followed(void **state)
+TEST(test_a_log_that_was_moved_is_followed)
 {
 	uint64_t moves = world_totals.log_moves;
 
-	GMB_UNUSED(state);
 	for (uint64_t seed = first_seed; seed < first_seed + 20 * stores; seed++) {
 		uint32_t counts[KIND_COUNT] = { 0 };
 
@@ -583,9 +568,8 @@ static void test_a_log_that_was_moved_is_followed(void **state)
 }
 
 /* Both copies of a node, with all that is below: only the headers tell where it is. */
-static void test_lost_nodes_are_found_by_headers(void **state)
+TEST(test_lost_nodes_are_found_by_headers)
 {
-	GMB_UNUSED(state);
 	for (uint64_t seed = first_seed; seed < first_seed + 2 * stores; seed++) {
 		make(seed, seed % 4 < 2);
 		find_controls();
@@ -608,9 +592,8 @@ static void test_lost_nodes_are_found_by_headers(void **state)
 }
 
 /* What its crashes have cut off is in headers, too. */
-static void test_what_crashes_have_cut_off_stays_void(void **state)
+TEST(test_what_crashes_have_cut_off_stays_void)
 {
-	GMB_UNUSED(state);
 	for (uint64_t seed = first_seed; seed < first_seed + 20 * stores; seed++) {
 		make_crashed(seed);
 		find_controls();
@@ -682,12 +665,11 @@ static bool tear_record(const struct flash_anchor *anchor, uint64_t seq, uint64_
 }
 
 /* Where the run before the last one ended is in no header any more. */
-static void test_a_torn_record_that_nothing_tells_of_stays_void(void **state)
+TEST(test_a_torn_record_that_nothing_tells_of_stays_void)
 {
 	static struct world world;
 	uint32_t torn = 0;
 
-	GMB_UNUSED(state);
 	for (uint64_t seed = first_seed; seed < first_seed + 2 * stores; seed++) {
 		struct flash_anchor anchor;
 		struct found found;
@@ -728,9 +710,8 @@ static void test_a_torn_record_that_nothing_tells_of_stays_void(void **state)
 }
 
 /* A page of the map in place of the top node, with its checksum: it is no page of what is below. */
-static void test_a_node_of_another_level_is_lost(void **state)
+TEST(test_a_node_of_another_level_is_lost)
 {
-	GMB_UNUSED(state);
 	for (uint64_t seed = first_seed; seed < first_seed + stores; seed++) {
 		struct flash_anchor anchor;
 		struct flash_node node;
@@ -754,12 +735,11 @@ static void test_a_node_of_another_level_is_lost(void **state)
 }
 
 /* All nodes and the table at once. What was put together is written on like any other store. */
-static void test_a_repaired_store_goes_on(void **state)
+TEST(test_a_repaired_store_goes_on)
 {
 	static struct world world;
 	struct found found;
 
-	GMB_UNUSED(state);
 	for (uint64_t seed = first_seed; seed < first_seed + 2 * stores; seed++) {
 		char why[ERROR_TEXT_BYTES];
 
@@ -792,12 +772,11 @@ static void test_a_repaired_store_goes_on(void **state)
 
 /* A device that lied at a power failure: the anchors are there, and nothing else of what was
  * written since some moment before. All that there was at that moment comes back. */
-static void test_a_device_that_lied(void **state)
+TEST(test_a_device_that_lied)
 {
 	static struct world world;
 	static uint64_t then[BLOCKS_MAX];
 
-	GMB_UNUSED(state);
 	for (uint64_t seed = first_seed; seed < first_seed + 2 * stores; seed++) {
 		struct found found;
 		uint8_t block[FLASH_BLOCK_BYTES];
@@ -858,31 +837,16 @@ static void check_refused(uint32_t version)
 	sim_stop();
 }
 
-static void test_another_version_is_refused(void **state)
+TEST(test_another_version_is_refused)
 {
-	GMB_UNUSED(state);
 	check_refused(FLASH_OLDEST_VERSION - 1);
 	check_refused(FLASH_ANCHOR_VERSION + 1);
 }
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_a_flipped_bit_loses_no_disk),
-		cmocka_unit_test(test_a_flipped_bit_of_a_killed_store_loses_no_disk),
-		cmocka_unit_test(test_a_repair_takes_nothing_from_snapshots),
-		cmocka_unit_test(test_a_log_that_was_moved_is_followed),
-		cmocka_unit_test(test_lost_nodes_are_found_by_headers),
-		cmocka_unit_test(test_what_crashes_have_cut_off_stays_void),
-		cmocka_unit_test(test_a_torn_record_that_nothing_tells_of_stays_void),
-		cmocka_unit_test(test_a_node_of_another_level_is_lost),
-		cmocka_unit_test(test_a_repaired_store_goes_on),
-		cmocka_unit_test(test_a_device_that_lied),
-		cmocka_unit_test(test_another_version_is_refused),
-	};
-
 	stores = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : stores;
 	first_seed = argc > 2 ? strtoull(argv[2], NULL, 10) : first_seed;
 	stores_register();
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

@@ -17,6 +17,7 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "store/flash/flash.h"
+#include "unit.h"
 
 enum {
 	BLOCKS = 20, /* of the disk, that the tests use */
@@ -133,11 +134,10 @@ static void expect(uint32_t lost, bool is_same_epoch)
 	assert_null(sim_shared_find(cache_path, &(uint64_t){ 0 }));
 }
 
-static void test_a_killed_server_loses_nothing(void **state)
+TEST(test_a_killed_server_loses_nothing)
 {
 	uint64_t size;
 
-	GMB_UNUSED(state);
 	setup();
 	(void)take(&size);
 	assert_int_equal(size, flash_cache_file_bytes(SLOTS));
@@ -152,14 +152,13 @@ static void test_a_killed_server_loses_nothing(void **state)
 	teardown();
 }
 
-static void test_no_file_of_others_is_believed(void **state)
+TEST(test_no_file_of_others_is_believed)
 {
 	struct flash_cache_head head;
 	struct world copy;
 	uint64_t size;
 	uint8_t *file;
 
-	GMB_UNUSED(state);
 	setup();
 	for (uint32_t at = 0; at < FLASH_BLOCK_BYTES; at++) {
 		at = at == 72	 ? 96
@@ -193,12 +192,11 @@ static void test_no_file_of_others_is_believed(void **state)
 }
 
 /* Of the page of block 0: what it was before is in the log. */
-static void test_a_damaged_page_is_not_believed(void **state)
+TEST(test_a_damaged_page_is_not_believed)
 {
 	uint64_t size;
 	uint8_t *file;
 
-	GMB_UNUSED(state);
 	setup();
 	for (uint32_t at = 0; at < sizeof(struct flash_cache_entry); at++) {
 		file = take(&size);
@@ -214,11 +212,10 @@ static void test_a_damaged_page_is_not_believed(void **state)
 }
 
 /* With a checksum that fits. */
-static void test_a_page_that_cannot_be_is_not_believed(void **state)
+TEST(test_a_page_that_cannot_be_is_not_believed)
 {
 	uint64_t size;
 
-	GMB_UNUSED(state);
 	setup();
 	for (int field = 0; field < 3; field++) {
 		uint8_t *file = take(&size);
@@ -234,11 +231,10 @@ static void test_a_page_that_cannot_be_is_not_believed(void **state)
 	teardown();
 }
 
-static void test_of_two_pages_the_later_one_counts(void **state)
+TEST(test_of_two_pages_the_later_one_counts)
 {
 	uint64_t size;
 
-	GMB_UNUSED(state);
 	setup();
 	for (int later = 0; later < 2; later++) {
 		uint8_t *file = take(&size);
@@ -261,14 +257,13 @@ static void test_of_two_pages_the_later_one_counts(void **state)
 	teardown();
 }
 
-static void test_a_store_that_is_only_read_says_what_it_lacks(void **state)
+TEST(test_a_store_that_is_only_read_says_what_it_lacks)
 {
 	struct store_options options = { .path = "flash:copy", .read_only = true };
 	struct store *store;
 	struct error error;
 	uint64_t size;
 
-	GMB_UNUSED(state);
 	setup();
 	(void)take(&size);
 	stores_set(&options, "cache-dir", "/copy");
@@ -283,13 +278,12 @@ static void test_a_store_that_is_only_read_says_what_it_lacks(void **state)
 
 /* The file was lost: the epoch that is told from then on stays over further kills, and ends of all
  * kinds. */
-static void test_a_loss_is_remembered(void **state)
+TEST(test_a_loss_is_remembered)
 {
 	struct world copy;
 	uint64_t size;
 	uint64_t epoch;
 
-	GMB_UNUSED(state);
 	setup();
 	(void)take(&size);
 	sim_shared_remove(cache_path);
@@ -308,14 +302,13 @@ static void test_a_loss_is_remembered(void **state)
 
 /* A copy of the store has its UUID: what the server of one has left is not lost to that of the
  * other. */
-static void test_changes_of_a_copy_stay(void **state)
+TEST(test_changes_of_a_copy_stay)
 {
 	static uint8_t before[FILE_BYTES_MAX];
 	struct world copy;
 	uint64_t size;
 	uint8_t *file;
 
-	GMB_UNUSED(state);
 	setup();
 	(void)take(&size);
 	expect(0, true);
@@ -377,9 +370,8 @@ static void fly(void)
 }
 
 /* The record that is being filled has an older version of the block. */
-static void test_a_page_outlives_the_record_before_it(void **state)
+TEST(test_a_page_outlives_the_record_before_it)
 {
-	GMB_UNUSED(state);
 	setup();
 	fly();
 	submit(FLYING, STORE_WRITE, 0, OLD, STORE_FUA);
@@ -392,7 +384,7 @@ static void test_a_page_outlives_the_record_before_it(void **state)
 }
 
 /* The first of its pages of the map has no block that is cached. */
-static void test_a_large_write_supersedes_all_its_pages(void **state)
+TEST(test_a_large_write_supersedes_all_its_pages)
 {
 	static uint8_t bytes[16 * FLASH_BLOCK_BYTES];
 	struct store_part part = { .done = world_part_done,
@@ -401,7 +393,6 @@ static void test_a_large_write_supersedes_all_its_pages(void **state)
 		.length = sizeof(bytes),
 		.memory = mem_of(bytes) };
 
-	GMB_UNUSED(state);
 	sim_start(&(struct sim_options){ .seed = 1 });
 	world_cache = "128K";
 	world_make_disk();
@@ -421,7 +412,7 @@ static void test_a_large_write_supersedes_all_its_pages(void **state)
 }
 
 /* What was answered is nowhere but in a record that is not yet written. */
-static void test_a_flush_waits_for_what_supersedes_a_page(void **state)
+TEST(test_a_flush_waits_for_what_supersedes_a_page)
 {
 	static struct world copy;
 	static uint8_t bytes[SECTOR];
@@ -429,7 +420,6 @@ static void test_a_flush_waits_for_what_supersedes_a_page(void **state)
 		.done = world_part_done, .offset = SECTOR, .length = SECTOR, .memory = mem_of(bytes)
 	};
 
-	GMB_UNUSED(state);
 	setup();
 	submit(0, STORE_FLUSH, 0, 0, 0);
 	wait_for(0);
@@ -448,7 +438,7 @@ static void test_a_flush_waits_for_what_supersedes_a_page(void **state)
 
 /* Its first blocks are in a record in flight, and the rest waits for another one, when there is
  * room beside the snapshots again and writes may go to the cache. */
-static void test_a_write_that_has_begun_in_the_log_ends_there(void **state)
+TEST(test_a_write_that_has_begun_in_the_log_ends_there)
 {
 	enum { LONG_BLOCKS = 15, LONGS_MAX = 2 * FLASH_RECORDS };
 	static uint8_t bytes[LONG_BLOCKS * FLASH_BLOCK_BYTES];
@@ -457,7 +447,6 @@ static void test_a_write_that_has_begun_in_the_log_ends_there(void **state)
 	struct flash *flash;
 	uint32_t count = 0;
 
-	GMB_UNUSED(state);
 	setup();
 	flash = container_of(world.store, struct flash, base);
 	submit(0, STORE_FLUSH, 0, 0, 0);
@@ -500,11 +489,10 @@ static void result_done(struct store_part *part, int result)
 }
 
 /* As an image may have it that somebody has made up: writes end, and not the server. */
-static void test_a_table_that_does_not_fit_the_map_ends_writes(void **state)
+TEST(test_a_table_that_does_not_fit_the_map_ends_writes)
 {
 	struct flash *flash;
 
-	GMB_UNUSED(state);
 	for (uint32_t valid = 0; valid < 2; valid++) {
 		setup();
 		flash = container_of(world.store, struct flash, base);
@@ -538,13 +526,12 @@ static void test_a_table_that_does_not_fit_the_map_ends_writes(void **state)
 }
 
 /* The server is killed when a record is written, and the slots of its blocks are not yet freed. */
-static void test_a_newer_record_counts_more_than_a_page(void **state)
+TEST(test_a_newer_record_counts_more_than_a_page)
 {
 	static uint8_t before[FILE_BYTES_MAX];
 	struct world copy;
 	uint64_t size;
 
-	GMB_UNUSED(state);
 	setup();
 	memcpy(before, sim_shared_find("/disk/", &size), flash_cache_file_bytes(SLOTS));
 	transfer(&world, STORE_WRITE, 0, NEW + 500, STORE_FUA);
@@ -567,7 +554,7 @@ static void snapshot_done(struct store_snapshot_request *request)
 }
 
 /* Wherever the checkpoint is that is being written meanwhile. */
-static void test_a_quiesced_store_needs_no_file(void **state)
+TEST(test_a_quiesced_store_needs_no_file)
 {
 	enum { STEPS = 60 };
 	uint8_t block[FLASH_BLOCK_BYTES];
@@ -577,7 +564,6 @@ static void test_a_quiesced_store_needs_no_file(void **state)
 	struct flash_anchor anchor;
 	struct error error;
 
-	GMB_UNUSED(state);
 	setup();
 	for (int steps = 0; steps < STEPS; steps++) {
 		struct store_snapshot_request request = { .store = world.store,
@@ -606,12 +592,11 @@ static void test_a_quiesced_store_needs_no_file(void **state)
 }
 
 /* An upgrade that was given up: clients go on, and the flush for it must end all the same. */
-static void test_a_store_that_is_written_is_not_quiesced(void **state)
+TEST(test_a_store_that_is_written_is_not_quiesced)
 {
 	enum { STEPS_MAX = 100000 };
 	struct store_part part = { .done = result_done, .op = STORE_FLUSH, .flags = STORE_QUIESCE };
 
-	GMB_UNUSED(state);
 	setup();
 	store_submit(world.queues[0], &part);
 	parts[0].op = STORE_OP_COUNT;
@@ -690,12 +675,11 @@ static void expect_not_started(int result, const char *told)
 }
 
 /* An earlier copy of the disk was put back while the file is that of the kill. */
-static void test_pages_of_a_later_history_are_refused(void **state)
+TEST(test_pages_of_a_later_history_are_refused)
 {
 	uint8_t *before;
 	struct world copy;
 
-	GMB_UNUSED(state);
 	setup();
 	copy_disk();
 	for (uint32_t i = 0; i < BLOCKS; i++) {
@@ -719,11 +703,10 @@ static void test_pages_of_a_later_history_are_refused(void **state)
 }
 
 /* What is gone with the records is told, even where the file has no page to refuse. */
-static void test_an_earlier_disk_without_pages_is_a_loss(void **state)
+TEST(test_an_earlier_disk_without_pages_is_a_loss)
 {
 	struct world copy;
 
-	GMB_UNUSED(state);
 	setup();
 	copy_disk();
 	for (uint32_t i = 0; i < BLOCKS; i++) {
@@ -736,12 +719,11 @@ static void test_an_earlier_disk_without_pages_is_a_loss(void **state)
 }
 
 /* The position is that of what can be found: a kill at any time is no earlier copy. */
-static void test_a_kill_at_any_step_is_no_earlier_copy(void **state)
+TEST(test_a_kill_at_any_step_is_no_earlier_copy)
 {
 	enum { STEPS = 400 };
 	struct world copy;
 
-	GMB_UNUSED(state);
 	setup();
 	parts[0].op = STORE_OP_COUNT;
 	for (uint32_t i = 0; i < STEPS; i++) {
@@ -767,12 +749,11 @@ static void test_a_kill_at_any_step_is_no_earlier_copy(void **state)
 }
 
 /* The server was killed, and a copy of its disk is opened first. */
-static void test_a_copy_takes_no_changes(void **state)
+TEST(test_a_copy_takes_no_changes)
 {
 	const uint8_t *before;
 	struct world copy;
 
-	GMB_UNUSED(state);
 	setup();
 	copy_disk();
 	before = copy_file(false);
@@ -797,12 +778,11 @@ static void test_a_copy_takes_no_changes(void **state)
 }
 
 /* Its server had written all: nobody has to be refused, and nobody loses anything. */
-static void test_an_empty_file_of_another_disk_stays(void **state)
+TEST(test_an_empty_file_of_another_disk_stays)
 {
 	const uint8_t *before;
 	struct world copy;
 
-	GMB_UNUSED(state);
 	setup();
 	submit(0, STORE_FLUSH, 0, 0, 0);
 	wait_for(0);
@@ -817,13 +797,12 @@ static void test_an_empty_file_of_another_disk_stays(void **state)
 }
 
 /* The disk was copied while its server was running: as after a loss of power. */
-static void test_a_copy_of_a_disk_that_is_served(void **state)
+TEST(test_a_copy_of_a_disk_that_is_served)
 {
 	struct store_options options = { .path = "flash:copy" };
 	struct store *store;
 	struct error error;
 
-	GMB_UNUSED(state);
 	setup();
 	copy_disk();
 	stores_set(&options, "cache-dir", "/disk");
@@ -838,13 +817,12 @@ static void test_a_copy_of_a_disk_that_is_served(void **state)
 }
 
 /* After a restart of the machine the file cannot be there: whoever has its name stops nothing. */
-static void test_a_name_of_before_the_restart_is_nothing(void **state)
+TEST(test_a_name_of_before_the_restart_is_nothing)
 {
 	struct store_options options = { .path = "flash:copy" };
 	struct store *store;
 	struct error error;
 
-	GMB_UNUSED(state);
 	setup();
 	(void)take(&(uint64_t){ 0 });
 	sim_shared_give_away(cache_path);
@@ -870,8 +848,6 @@ static void touched(int number, siginfo_t *info, void *context)
 {
 	uint8_t *page = (uint8_t *)((uintptr_t)info->si_addr & ~(uintptr_t)(FLASH_BLOCK_BYTES - 1));
 
-	GMB_UNUSED(number);
-	GMB_UNUSED(context);
 	if (page < watched || page >= watched + watched_size || snapshot_count == SNAPSHOTS_MAX) {
 		abort();
 	}
@@ -897,9 +873,8 @@ static void watch_write(uint64_t tag, uint32_t flags)
 	assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
 }
 
-static void test_a_kill_in_a_write_leaves_the_old_or_the_new(void **state)
+TEST(test_a_kill_in_a_write_leaves_the_old_or_the_new)
 {
-	GMB_UNUSED(state);
 	setup();
 	watch_write(OLD, 0);
 	assert_true(snapshot_count >= 2); /* its slot, and the entries */
@@ -914,12 +889,11 @@ static void test_a_kill_in_a_write_leaves_the_old_or_the_new(void **state)
 }
 
 /* Between the position and the entry of its page, and what it has written cannot be read. */
-static void test_a_kill_behind_a_record_does_not_hide_it(void **state)
+TEST(test_a_kill_behind_a_record_does_not_hide_it)
 {
 	const struct flash *flash;
 	uint32_t at;
 
-	GMB_UNUSED(state);
 	setup();
 	flash = container_of(world.store, struct flash, base);
 	submit(0, STORE_FLUSH, 0, 0, 0);
@@ -938,12 +912,11 @@ static void test_a_kill_behind_a_record_does_not_hide_it(void **state)
 }
 
 /* Its record is written from there. */
-static void test_a_slot_is_not_used_again_while_it_is_written(void **state)
+TEST(test_a_slot_is_not_used_again_while_it_is_written)
 {
 	struct store_part flush = { .op = STORE_FLUSH, .done = world_part_done };
 	struct world copy;
 
-	GMB_UNUSED(state);
 	setup();
 	sim_disk_set_stalled(sim_disk_find("disk"), true);
 	store_submit(world.queues[0], &flush);
@@ -965,36 +938,7 @@ static void test_a_slot_is_not_used_again_while_it_is_written(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_a_killed_server_loses_nothing),
-		cmocka_unit_test(test_no_file_of_others_is_believed),
-		cmocka_unit_test(test_a_damaged_page_is_not_believed),
-		cmocka_unit_test(test_a_page_that_cannot_be_is_not_believed),
-		cmocka_unit_test(test_of_two_pages_the_later_one_counts),
-		cmocka_unit_test(test_a_store_that_is_only_read_says_what_it_lacks),
-		cmocka_unit_test(test_a_loss_is_remembered),
-		cmocka_unit_test(test_changes_of_a_copy_stay),
-		cmocka_unit_test(test_a_quiesced_store_needs_no_file),
-		cmocka_unit_test(test_a_store_that_is_written_is_not_quiesced),
-		cmocka_unit_test(test_a_page_outlives_the_record_before_it),
-		cmocka_unit_test(test_a_large_write_supersedes_all_its_pages),
-		cmocka_unit_test(test_a_flush_waits_for_what_supersedes_a_page),
-		cmocka_unit_test(test_a_write_that_has_begun_in_the_log_ends_there),
-		cmocka_unit_test(test_a_newer_record_counts_more_than_a_page),
-		cmocka_unit_test(test_a_table_that_does_not_fit_the_map_ends_writes),
-		cmocka_unit_test(test_pages_of_a_later_history_are_refused),
-		cmocka_unit_test(test_an_earlier_disk_without_pages_is_a_loss),
-		cmocka_unit_test(test_a_kill_at_any_step_is_no_earlier_copy),
-		cmocka_unit_test(test_a_copy_takes_no_changes),
-		cmocka_unit_test(test_an_empty_file_of_another_disk_stays),
-		cmocka_unit_test(test_a_copy_of_a_disk_that_is_served),
-		cmocka_unit_test(test_a_name_of_before_the_restart_is_nothing),
-		cmocka_unit_test(test_a_kill_in_a_write_leaves_the_old_or_the_new),
-		cmocka_unit_test(test_a_kill_behind_a_record_does_not_hide_it),
-		cmocka_unit_test(test_a_slot_is_not_used_again_while_it_is_written),
-	};
-
 	stores_register();
 	log_set_level(LOG_LEVEL_ERROR); /* losses are warnings */
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

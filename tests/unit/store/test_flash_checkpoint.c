@@ -19,6 +19,7 @@
 #include "base/crc32c.h"
 #include "base/log.h"
 #include "store/flash/flash.h"
+#include "unit.h"
 
 enum {
 	SEGMENT_BLOCKS = 64,
@@ -234,12 +235,11 @@ static void crash(struct world *world, bool is_killed)
 	world_freeze(world, false);
 }
 
-static void test_changes_are_answered_while_a_checkpoint_is_written(void **state)
+TEST(test_changes_are_answered_while_a_checkpoint_is_written)
 {
 	static struct world world;
 	uint32_t answered = 0;
 
-	GMB_UNUSED(state);
 	begin(&world);
 	ask(&world);
 	while (!is_written()) {
@@ -259,7 +259,7 @@ static void test_changes_are_answered_while_a_checkpoint_is_written(void **state
 }
 
 /* Changes go on while it is written: they wait for the snapshot's own checkpoint only. */
-static void test_a_snapshot_waits_for_the_checkpoint_before_it(void **state)
+TEST(test_a_snapshot_waits_for_the_checkpoint_before_it)
 {
 	static struct world world;
 	struct store_part settle = {
@@ -267,7 +267,6 @@ static void test_a_snapshot_waits_for_the_checkpoint_before_it(void **state)
 	};
 	uint32_t answered = 0;
 
-	GMB_UNUSED(state);
 	begin(&world);
 	store_submit(world.queues[0], &settle);
 	while (store_of(&world)->checkpoint.state < FLASH_CHECKPOINT_LEVEL_0) {
@@ -326,12 +325,11 @@ static void let_erase(struct world *world)
 }
 
 /* The log behind the checkpoint goes through it. */
-static void test_what_was_filled_and_emptied_meanwhile_is_not_erased(void **state)
+TEST(test_what_was_filled_and_emptied_meanwhile_is_not_erased)
 {
 	static struct world world;
 	uint32_t emptied = 0;
 
-	GMB_UNUSED(state);
 	begin(&world);
 	ask(&world);
 	while (!is_written()) {
@@ -479,11 +477,10 @@ static bool overwrite_after(uint32_t events)
 }
 
 /* The checkpoint has it, and needs it when the power takes what was written in its stead. */
-static void test_what_was_overwritten_meanwhile_is_not_erased(void **state)
+TEST(test_what_was_overwritten_meanwhile_is_not_erased)
 {
 	uint32_t moments = 0;
 
-	GMB_UNUSED(state);
 	while (overwrite_after(moments)) {
 		moments++;
 	}
@@ -494,13 +491,12 @@ static void test_what_was_overwritten_meanwhile_is_not_erased(void **state)
 /* --- damage ---------------------------------------------------------------------------------- */
 
 /* The checkpoint made it durable, so that the flush behind it has nothing to do. */
-static void test_damage_to_what_came_meanwhile_is_told(void **state)
+TEST(test_damage_to_what_came_meanwhile_is_told)
 {
 	static struct world world;
 	static struct world image;
 	struct store_part flush = { .op = STORE_FLUSH, .done = world_part_done };
 
-	GMB_UNUSED(state);
 	begin(&world);
 	ask(&world);
 	while (store_of(&world)->checkpoint.state < FLASH_CHECKPOINT_LEVEL_0) {
@@ -571,12 +567,11 @@ static void lose_map(struct flash_anchor *anchor)
 	write_anchors(anchor);
 }
 
-static void test_a_map_is_rebuilt_from_nodes_behind_the_checkpoint(void **state)
+TEST(test_a_map_is_rebuilt_from_nodes_behind_the_checkpoint)
 {
 	static struct world world;
 	struct flash_anchor anchor;
 
-	GMB_UNUSED(state);
 	begin(&world);
 	ask(&world);
 	while (!is_written()) {
@@ -643,7 +638,7 @@ static bool convert(uint32_t events)
 }
 
 /* What was flushed is there, from before the last checkpoint and behind it; at any crash, too. */
-static void test_a_store_of_an_older_version_becomes_one_of_this(void **state)
+TEST(test_a_store_of_an_older_version_becomes_one_of_this)
 {
 	static struct world world;
 	struct store_part flush = { .op = STORE_FLUSH, .done = world_part_done };
@@ -651,7 +646,6 @@ static void test_a_store_of_an_older_version_becomes_one_of_this(void **state)
 	struct flash_anchor anchor;
 	uint32_t moments = 0;
 
-	GMB_UNUSED(state);
 	begin(&world);
 	wait.flags = STORE_QUIESCE;
 	world_submit(&world, &wait);
@@ -712,11 +706,10 @@ static bool move_after(uint64_t events)
 	return meanwhile;
 }
 
-static void test_the_log_is_moved_while_a_checkpoint_is_written(void **state)
+TEST(test_the_log_is_moved_while_a_checkpoint_is_written)
 {
 	uint32_t moves = 0;
 
-	GMB_UNUSED(state);
 	direct = true;
 	while (move_after(moves * MOVE_STRIDE)) {
 		moves++;
@@ -754,12 +747,11 @@ static void check_moved(const struct world *image)
 }
 
 /* Nothing leads to them yet but the anchors that their checkpoint writes. */
-static void test_the_first_records_of_a_run_are_moved(void **state)
+TEST(test_the_first_records_of_a_run_are_moved)
 {
 	static struct world world;
 	static struct world image;
 
-	GMB_UNUSED(state);
 	direct = true;
 	begin(&world);
 	world_freeze(&world, true);
@@ -786,19 +778,7 @@ static void test_the_first_records_of_a_run_are_moved(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_changes_are_answered_while_a_checkpoint_is_written),
-		cmocka_unit_test(test_a_snapshot_waits_for_the_checkpoint_before_it),
-		cmocka_unit_test(test_what_was_filled_and_emptied_meanwhile_is_not_erased),
-		cmocka_unit_test(test_what_was_overwritten_meanwhile_is_not_erased),
-		cmocka_unit_test(test_damage_to_what_came_meanwhile_is_told),
-		cmocka_unit_test(test_a_map_is_rebuilt_from_nodes_behind_the_checkpoint),
-		cmocka_unit_test(test_a_store_of_an_older_version_becomes_one_of_this),
-		cmocka_unit_test(test_the_log_is_moved_while_a_checkpoint_is_written),
-		cmocka_unit_test(test_the_first_records_of_a_run_are_moved),
-	};
-
 	stores_register();
 	log_set_level(LOG_LEVEL_ERROR); /* each move is a warning */
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

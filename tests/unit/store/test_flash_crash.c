@@ -12,17 +12,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "crash_model.h"
 #include "flash_world.h"
 
 #include "../stores.h"
 #include "base/bytes.h"
 #include "base/log.h"
 #include "store/flash/flash.h"
+#include "unit.h"
 
 enum {
-	SECTORS_MAX = 8192,
-	LANES = 6, /* operations in flight together, each on sectors of its own */
-	ENTRIES_MAX = 40,
 	OPERATIONS = 700, /* of one seed */
 	LENGTH_MAX = 160, /* sectors */
 	CRASH_POINTS = 2000,
@@ -32,84 +31,18 @@ enum {
 	SEED_CRASHES_MAX = 100,
 };
 
-/* What a sector may hold. The first is what it had at the last flush. */
-struct entry {
-	uint64_t tag;
-	uint64_t done; /* when it was written, or 0 */
-};
-
-struct sector {
-	struct entry entries[ENTRIES_MAX];
-	uint32_t count;
-};
-
-static struct sector model[SECTORS_MAX];
 static uint64_t found[SECTORS_MAX]; /* tags in an image */
 static uint32_t sectors;
-static uint64_t now; /* counts what happens */
-
-struct lane {
-	struct store_part part;
-	uint8_t *memory;
-	bool busy;
-	uint64_t tag; /* of a change */
-	uint64_t began;
-	uint32_t first;
-	uint32_t count;
-};
-
-static struct lane lanes[LANES];
 static bool may_fail; /* the disk may, and then all that is not done does */
 static bool has_failed;
 static uint64_t half_written; /* crashes while a checkpoint was, see is_half_written() */
 
 /* --- what may be there ----------------------------------------------------------------------- */
 
-static void model_begin(const struct lane *lane)
-{
-	for (uint32_t i = lane->first; i < lane->first + lane->count; i++) {
-		struct sector *sector = &model[i];
-
-		assert_true(sector->count < ENTRIES_MAX);
-		sector->entries[sector->count++] = (struct entry){ lane->tag, 0 };
-	}
-}
-
-static void model_done(const struct lane *lane)
-{
-	for (uint32_t i = lane->first; i < lane->first + lane->count; i++) {
-		model[i].entries[model[i].count - 1].done = ++now;
-	}
-}
-
-static uint32_t last_done(const struct sector *sector, uint64_t before)
-{
-	uint32_t last = 0;
-
-	for (uint32_t k = 0; k < sector->count; k++) {
-		if (sector->entries[k].done != 0 && sector->entries[k].done < before) {
-			last = k;
-		}
-	}
-	return last;
-}
-
-/* Of what was done before that moment only the last is left. */
-static void model_flushed(uint32_t first, uint32_t count, uint64_t began)
-{
-	for (uint32_t i = first; i < first + count; i++) {
-		struct sector *sector = &model[i];
-		uint32_t last = last_done(sector, began);
-
-		sector->count -= last;
-		memmove(sector->entries, sector->entries + last,
-			sector->count * sizeof(struct entry));
-	}
-}
-
 static bool model_allows(const struct sector *sector, uint64_t tag, bool killed)
 {
-	for (uint32_t k = killed ? last_done(sector, UINT64_MAX) : 0; k < sector->count; k++) {
+	for (uint32_t k = killed ? sector_last_done(sector, UINT64_MAX) : 0; k < sector->count;
+		k++) {
 		if (sector->entries[k].tag == tag) {
 			return true;
 		}
@@ -141,13 +74,8 @@ static void lane_done(struct store_part *part, int result)
 	assert_int_equal(result, 0);
 	if (part->op == STORE_READ) {
 		check_read(lane);
-	} else if (part->op == STORE_FLUSH) {
-		model_flushed(0, sectors, lane->began);
 	} else {
-		model_done(lane);
-		if ((part->flags & STORE_FUA) != 0) {
-			model_flushed(lane->first, lane->count, now + 1);
-		}
+		lane_done_well(lane, sectors);
 	}
 }
 
@@ -184,16 +112,6 @@ static void lane_align(struct lane *lane)
 	lane->count = end > lane->first ? end - lane->first : 0;
 }
 
-static bool is_full(const struct lane *lane)
-{
-	for (uint32_t i = lane->first; i < lane->first + lane->count; i++) {
-		if (model[i].count == ENTRIES_MAX) {
-			return true;
-		}
-	}
-	return false;
-}
-
 static void lane_start(struct world *world, uint32_t idx)
 {
 	static const enum store_op ops[] = { STORE_READ, STORE_READ, STORE_WRITE, STORE_WRITE,
@@ -202,30 +120,14 @@ static void lane_start(struct world *world, uint32_t idx)
 	struct lane *lane = &lanes[idx];
 	enum store_op op = ops[sim_between(0, ARRAY_COUNT(ops) - 1)];
 
-	memset(&lane->part, 0, sizeof(lane->part));
 	lane_range(idx);
 	if (op == STORE_TRIM) {
 		lane_align(lane);
 	}
-	if (op == STORE_FLUSH || lane->count == 0 || is_full(lane)) {
-		op = STORE_FLUSH;
-		lane->count = 0;
-	}
-	lane->part.op = op;
-	lane->part.flags =
-		op != STORE_READ && op != STORE_FLUSH && sim_between(0, 5) == 0 ? STORE_FUA : 0;
-	lane->part.offset = op == STORE_FLUSH ? 0 : (uint64_t)lane->first * SECTOR;
-	lane->part.length = (uint64_t)lane->count * SECTOR;
-	lane->part.memory = mem_of(lane->memory);
+	lane_begin(lane, op, (uint64_t)lane->first * SECTOR, UINT64_C(0xf1a5) << 32);
 	lane->part.done = lane_done;
-	lane->tag = op == STORE_WRITE ? UINT64_C(0xf1a5) << 32 | ++now : 0;
-	lane->began = ++now;
-	lane->busy = true;
-	for (uint32_t i = 0; op == STORE_WRITE && i < lane->count; i++) {
+	for (uint32_t i = 0; lane->part.op == STORE_WRITE && i < lane->count; i++) {
 		sector_fill(lane->memory + (size_t)i * SECTOR, lane->tag);
-	}
-	if ((BIT(op) & STORE_CHANGES) != 0) {
-		model_begin(lane);
 	}
 	store_submit(world->queues[sim_between(0, WORLD_RINGS - 1)], &lane->part);
 }
@@ -395,18 +297,11 @@ static void model_found(struct sector *sector, uint64_t tag, bool in_cache)
 static void change_worlds(struct world *world, struct world *image, bool killed)
 {
 	static struct sector at_crash[SECTORS_MAX];
-	bool busy = true;
 
 	memcpy(at_crash, model, sizeof(model));
 	world_freeze(image, true);
-	while (busy) {
-		busy = false;
-		for (uint32_t i = 0; i < LANES; i++) {
-			busy |= lanes[i].busy;
-		}
-		if (busy) {
-			assert_true(sim_step());
-		}
+	while (lanes_are_busy()) {
+		assert_true(sim_step());
 	}
 	world_close(world);
 	world_freeze(image, false);
@@ -548,12 +443,11 @@ static bool fail_once(uint64_t seed)
 static uint64_t seed_first = 1;
 static uint64_t crash_points = CRASH_POINTS;
 
-static void test_a_disk_that_fails_keeps_what_it_has_taken(void **state)
+TEST(test_a_disk_that_fails_keeps_what_it_has_taken)
 {
 	uint64_t count = crash_points / FAILURE_PART;
 	uint64_t failed = 0;
 
-	GMB_UNUSED(state);
 	for (uint64_t seed = seed_first; seed < seed_first + count; seed++) {
 		failed += fail_once(seed);
 	}
@@ -563,11 +457,10 @@ static void test_a_disk_that_fails_keeps_what_it_has_taken(void **state)
 	assert_true(failed >= count / 2);
 }
 
-static void test_what_was_flushed_survives_and_nothing_else_appears(void **state)
+TEST(test_what_was_flushed_survives_and_nothing_else_appears)
 {
 	uint64_t crashes = 0;
 
-	GMB_UNUSED(state);
 	for (uint64_t seed = seed_first; crashes < crash_points; seed++) {
 		print_message("seed %llu\n", (unsigned long long)seed);
 		crashes += run(seed, SEED_CRASHES_MAX);
@@ -593,12 +486,11 @@ static void test_what_was_flushed_survives_and_nothing_else_appears(void **state
 }
 
 /* Files and devices that are written directly: on others an error is one of the store. */
-static void test_a_write_that_fails_moves_the_log(void **state)
+TEST(test_a_write_that_fails_moves_the_log)
 {
 	uint64_t moves = world_totals.log_moves;
 	uint64_t crashes = 0;
 
-	GMB_UNUSED(state);
 	has_bad_places = true;
 	for (uint64_t seed = seed_first; crashes < crash_points / MOVE_PART; seed++) {
 		if (seed % 2 == 0 && seed % 3 != WORLD_ZONED) {
@@ -615,7 +507,6 @@ static void test_a_write_that_fails_moves_the_log(void **state)
 
 static int setup(void **state)
 {
-	GMB_UNUSED(state);
 	for (uint32_t i = 0; i < LANES; i++) {
 		void *memory = NULL;
 
@@ -629,7 +520,6 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-	GMB_UNUSED(state);
 	for (uint32_t i = 0; i < LANES; i++) {
 		free(lanes[i].memory);
 	}
@@ -638,15 +528,9 @@ static int teardown(void **state)
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_what_was_flushed_survives_and_nothing_else_appears),
-		cmocka_unit_test(test_a_disk_that_fails_keeps_what_it_has_taken),
-		cmocka_unit_test(test_a_write_that_fails_moves_the_log),
-	};
-
 	stores_register();
 	log_set_level(LOG_LEVEL_ERROR); /* a loss of power is a warning */
 	crash_points = argc > 1 ? strtoull(argv[1], NULL, 10) : CRASH_POINTS;
 	seed_first = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-	return cmocka_run_group_tests(tests, setup, teardown);
+	return unit_run(setup, teardown);
 }

@@ -6,13 +6,12 @@
 #include <endian.h>
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "flash_world.h"
 
 #include "../stores.h"
-#include "base/bytes.h"
+#include "unit.h"
 
 enum {
 	BLOCKS_MAX = WORLD_SEGMENTS * WORLD_SEGMENT_BLOCKS,
@@ -28,12 +27,11 @@ enum {
 static uint64_t now; /* counts writes */
 
 /* A crash has torn one anchor. One more, while the store is started, must not tear the other. */
-static void test_one_good_anchor_is_not_written_first(void **state)
+TEST(test_one_good_anchor_is_not_written_first)
 {
 	static struct world world;
 	static const uint8_t torn[SECTOR] = { 1 };
 
-	GMB_UNUSED(state);
 	for (uint64_t seed = 1; seed <= 120; seed++) {
 		sim_start(&(struct sim_options){ .seed = seed });
 		world_make_disk();
@@ -49,11 +47,10 @@ static void test_one_good_anchor_is_not_written_first(void **state)
 	}
 }
 
-static void test_one_unreadable_anchor(void **state)
+TEST(test_one_unreadable_anchor)
 {
 	static struct world world;
 
-	GMB_UNUSED(state);
 	for (uint64_t i = 0; i < FLASH_ANCHORS; i++) {
 		struct sim_disk *disk;
 
@@ -68,7 +65,7 @@ static void test_one_unreadable_anchor(void **state)
 }
 
 /* Its checkpoint needs several records, which cannot be written. */
-static void test_a_start_that_fails_leaves_nothing_in_flight(void **state)
+TEST(test_a_start_that_fails_leaves_nothing_in_flight)
 {
 	static struct world world;
 	static uint8_t bytes[FLASH_BLOCK_BYTES];
@@ -77,7 +74,6 @@ static void test_a_start_that_fails_leaves_nothing_in_flight(void **state)
 	struct store_part part = { .done = world_part_done };
 	struct error error;
 
-	GMB_UNUSED(state);
 	sim_start(&(struct sim_options){ .seed = 1 });
 	(void)sim_disk_create("disk", &options);
 	assert_int_equal(store_create("flash:disk", &create, &error), 0);
@@ -123,12 +119,11 @@ static void write_durably(struct world *world, uint64_t block, uint32_t count)
 
 /* Each block in a record of its own, so that half of the log is headers: there is room for all of
  * them only because the collector writes longer records. */
-static void test_single_blocks_fill_the_disk(void **state)
+TEST(test_single_blocks_fill_the_disk)
 {
 	static struct world world;
 	uint64_t blocks;
 
-	GMB_UNUSED(state);
 	sim_start(&(struct sim_options){ .seed = 1 });
 	world_make_disk();
 	world_open(&world, "disk", false, NULL);
@@ -142,12 +137,11 @@ static void test_single_blocks_fill_the_disk(void **state)
 
 /* It does so also while a write waits that needs a record of its own. There is nothing to win but
  * headers: each block was written once. */
-static void test_a_write_of_one_record_gets_the_space_of_headers(void **state)
+TEST(test_a_write_of_one_record_gets_the_space_of_headers)
 {
 	static struct world world;
 	uint64_t blocks;
 
-	GMB_UNUSED(state);
 	sim_start(&(struct sim_options){ .seed = 1 });
 	world_make_disk();
 	world_open(&world, "disk", false, NULL);
@@ -169,7 +163,7 @@ static void write_ended(struct store_part *part, int result)
 }
 
 /* What cannot be read cannot be moved, and keeps its segment: writes fail, and do not wait. */
-static void test_a_disk_that_damage_has_filled_refuses_writes(void **state)
+TEST(test_a_disk_that_damage_has_filled_refuses_writes)
 {
 	static struct world world;
 	static uint8_t bytes[FLASH_BLOCK_BYTES];
@@ -177,7 +171,6 @@ static void test_a_disk_that_damage_has_filled_refuses_writes(void **state)
 	uint64_t blocks;
 	uint64_t i = 0;
 
-	GMB_UNUSED(state);
 	for (uint64_t seed = 1; seed <= 20; seed++) {
 		sim_start(&(struct sim_options){ .seed = seed, .faults = { .jitter = true } });
 		world_make_disk();
@@ -207,12 +200,11 @@ static void test_a_disk_that_damage_has_filled_refuses_writes(void **state)
 
 /* Half of each segment in turn cannot be read for some time. When all that was there has been
  * overwritten, the segment is free, and collected again after its next use. */
-static void test_segments_are_used_again_after_damage(void **state)
+TEST(test_segments_are_used_again_after_damage)
 {
 	static struct world world;
 	uint64_t blocks;
 
-	GMB_UNUSED(state);
 	sim_start(&(struct sim_options){ .seed = 1 });
 	world_make_disk();
 	world_open(&world, "disk", false, NULL);
@@ -236,7 +228,7 @@ static void test_segments_are_used_again_after_damage(void **state)
 
 /* Another process goes on with the disk if this one fails before it serves. It has opened the store
  * before the first one wrote so much that segments came round again. */
-static void test_a_quiet_start_writes_nothing(void **state)
+TEST(test_a_quiet_start_writes_nothing)
 {
 	enum { BYTES = (FLASH_SEGMENTS_AT + BLOCKS_MAX) * FLASH_BLOCK_BYTES, ROUNDS = 3 };
 	static struct world worlds[ROUNDS + 1];
@@ -248,7 +240,6 @@ static void test_a_quiet_start_writes_nothing(void **state)
 	uint64_t written = 0;
 	char name[32];
 
-	GMB_UNUSED(state);
 	sim_start(&(struct sim_options){ .seed = 3, .faults = { .jitter = true } });
 	world_make_disk();
 	world_open(&worlds[0], "disk", false, NULL);
@@ -307,14 +298,13 @@ static void test_a_quiet_start_writes_nothing(void **state)
 
 /* A client that shares its memory changes it before the write has ended. Its checksums would not
  * fit what is on the disk, and the log would end there. */
-static void test_memory_that_changes_harms_no_other_write(void **state)
+TEST(test_memory_that_changes_harms_no_other_write)
 {
 	static struct world world;
 	static uint8_t shared[HELD_BLOCKS * FLASH_BLOCK_BYTES];
 	static uint8_t own[FLASH_BLOCK_BYTES];
 	struct store_part part = { .done = world_part_done };
 
-	GMB_UNUSED(state);
 	sim_start(&(struct sim_options){ .seed = 1, .faults = { .jitter = true } });
 	world_make_disk();
 	world_open(&world, "disk", false, NULL);
@@ -359,7 +349,7 @@ static void read_done(struct store_part *part, int result)
 
 /* Who waits for a write that fails may use the memory again: no record is written from it any more,
  * or the simulation would notice that the read changes it. */
-static void test_memory_is_not_held_after_an_error(void **state)
+TEST(test_memory_is_not_held_after_an_error)
 {
 	static struct world world;
 	static uint8_t bytes[HELD_RECORDS * HELD_BLOCKS * FLASH_BLOCK_BYTES];
@@ -367,7 +357,6 @@ static void test_memory_is_not_held_after_an_error(void **state)
 	static uint8_t block[FLASH_BLOCK_BYTES];
 	uint32_t failed = 0;
 
-	GMB_UNUSED(state);
 	for (uint64_t seed = 1; seed <= 60; seed++) {
 		struct store_part other = { .op = STORE_WRITE,
 			.length = FLASH_BLOCK_BYTES,
@@ -515,7 +504,7 @@ static void expect_refused(const char *name, const char *reason)
 
 /* Each block of a log is damaged in turn: what is read is right, or an error, or what was flushed
  * is said to be lost, and the store refused. */
-static void test_damage_to_what_was_flushed_is_told(void **state)
+TEST(test_damage_to_what_was_flushed_is_told)
 {
 	static struct world world;
 	uint64_t size = world_disk_options().size;
@@ -523,7 +512,6 @@ static void test_damage_to_what_was_flushed_is_told(void **state)
 	uint32_t errors = 0;
 	uint32_t blocks;
 
-	GMB_UNUSED(state);
 	sim_start(&(struct sim_options){ .seed = 1 });
 	world_make_disk();
 	world_open(&world, "disk", false, NULL);
@@ -570,24 +558,6 @@ static void test_damage_to_what_was_flushed_is_told(void **state)
 enum {
 	SNAPSHOT_NODES = 5
 }; /* of a disk of two pages: two of level 2 and 1, two pages, the table */
-
-static void snapshot_done(struct store_snapshot_request *request)
-{
-	request->context = request;
-}
-
-static int snapshot_ask(struct world *world, enum store_snapshot_action action)
-{
-	struct store_snapshot_request request = {
-		.action = action, .snapshot.name = "v", .done = snapshot_done
-	};
-
-	store_snapshot_ask(world->store, &request);
-	while (request.context == NULL) {
-		assert_true(sim_step());
-	}
-	return request.result;
-}
 
 static void snapshot_change(struct world *world, uint32_t blocks, uint32_t seed)
 {
@@ -672,7 +642,7 @@ static void snapshot_damaged(uint32_t blocks, bool refuses, bool is_needed)
 			snapshot_change(&world, blocks, i * 5);
 		}
 	}
-	assert_true(snapshot_ask(&world, STORE_SNAPSHOT_DELETE) == 0 || !refuses);
+	assert_true(world_snapshot(&world, STORE_SNAPSHOT_DELETE, "v") == 0 || !refuses);
 	for (uint32_t i = 0; i < 6; i++) {
 		snapshot_change(&world, blocks, i * 11);
 	}
@@ -684,9 +654,8 @@ static void snapshot_damaged(uint32_t blocks, bool refuses, bool is_needed)
 	world_on_full = "drop";
 }
 
-static void test_damage_to_a_snapshot_is_not_one_to_the_disk(void **state)
+TEST(test_damage_to_a_snapshot_is_not_one_to_the_disk)
 {
-	GMB_UNUSED(state);
 	for (uint32_t i = 0; i < SNAPSHOT_NODES * 4; i++) {
 		static struct world world;
 		uint64_t nodes[SNAPSHOT_NODES];
@@ -704,7 +673,7 @@ static void test_damage_to_a_snapshot_is_not_one_to_the_disk(void **state)
 		memset(expected, 0, sizeof(expected));
 		snapshot_change(&world, blocks * 3 / 5, 0);
 		rot_submit(&world, STORE_WRITE, blocks - 4, 4);
-		assert_int_equal(snapshot_ask(&world, STORE_SNAPSHOT_CREATE), 0);
+		assert_int_equal(world_snapshot(&world, STORE_SNAPSHOT_CREATE, "v"), 0);
 		rot_submit(&world, STORE_WRITE, 1, 20);
 		rot_submit(&world, STORE_WRITE, blocks - 3, 2);
 		world_close(&world);
@@ -781,13 +750,12 @@ static void rot_hide(uint64_t at)
 }
 
 /* A block that cannot be read hides no record around it, nor what a later one says of another. */
-static void test_a_bad_block_hides_no_records(void **state)
+TEST(test_a_bad_block_hides_no_records)
 {
 	static struct world world;
 	static const uint8_t torn[SECTOR] = { 1 };
 	uint64_t headers[4] = { 0 };
 
-	GMB_UNUSED(state);
 	(void)rot_make(&world, headers);
 	assert_in_range(headers[2] - headers[1], 3 * FLASH_BLOCK_BYTES, 15 * FLASH_BLOCK_BYTES);
 	for (int i = 0; i < 2; i++) {
@@ -805,7 +773,7 @@ static void test_a_bad_block_hides_no_records(void **state)
 
 /* Where a header cannot be read there may have been a record, or none. Who opens the store is told
  * what is known, and can read what came before, or go on from there. */
-static void test_a_header_that_cannot_be_read_ends_the_log(void **state)
+TEST(test_a_header_that_cannot_be_read_ends_the_log)
 {
 	static struct world world;
 	static const char *const reasons[] = { "cannot be read",
@@ -814,7 +782,6 @@ static void test_a_header_that_cannot_be_read_ends_the_log(void **state)
 	uint64_t headers[4] = { 0 };
 	uint32_t blocks;
 
-	GMB_UNUSED(state);
 	blocks = rot_make(&world, headers);
 	for (int i = 0; i < 4; i++) {
 		struct rot_found rot = { 0 };
@@ -840,14 +807,13 @@ static void test_a_header_that_cannot_be_read_ends_the_log(void **state)
 
 /* The cache file of a killed server says which records it had written: nothing was answered where
  * the next one would be, but what it had written is needed. */
-static void test_the_end_that_a_cache_file_tells_need_not_be_read(void **state)
+TEST(test_the_end_that_a_cache_file_tells_need_not_be_read)
 {
 	static struct world world;
 	uint64_t headers[4] = { 0 };
 	struct rot_found rot = { 0 };
 	uint32_t blocks;
 
-	GMB_UNUSED(state);
 	world_cache = "128K";
 	blocks = rot_make(&world, headers);
 	rot_hide(headers[2]);
@@ -864,24 +830,6 @@ static void test_the_end_that_a_cache_file_tells_need_not_be_read(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_one_good_anchor_is_not_written_first),
-		cmocka_unit_test(test_one_unreadable_anchor),
-		cmocka_unit_test(test_single_blocks_fill_the_disk),
-		cmocka_unit_test(test_a_write_of_one_record_gets_the_space_of_headers),
-		cmocka_unit_test(test_a_disk_that_damage_has_filled_refuses_writes),
-		cmocka_unit_test(test_segments_are_used_again_after_damage),
-		cmocka_unit_test(test_a_quiet_start_writes_nothing),
-		cmocka_unit_test(test_memory_that_changes_harms_no_other_write),
-		cmocka_unit_test(test_memory_is_not_held_after_an_error),
-		cmocka_unit_test(test_damage_to_what_was_flushed_is_told),
-		cmocka_unit_test(test_damage_to_a_snapshot_is_not_one_to_the_disk),
-		cmocka_unit_test(test_a_bad_block_hides_no_records),
-		cmocka_unit_test(test_a_header_that_cannot_be_read_ends_the_log),
-		cmocka_unit_test(test_the_end_that_a_cache_file_tells_need_not_be_read),
-		cmocka_unit_test(test_a_start_that_fails_leaves_nothing_in_flight),
-	};
-
 	stores_register();
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

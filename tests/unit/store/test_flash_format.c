@@ -2,17 +2,12 @@
 /* What a flash store has on its disk is encoded as docs/protocol/flash.md says, and refused else.
  */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/bytes.h"
 #include "base/crc32c.h"
 #include "store/flash/format.h"
+#include "unit.h"
 
 static struct flash_anchor make_anchor(uint64_t device_blocks, uint32_t segment_blocks)
 {
@@ -37,11 +32,10 @@ static struct flash_anchor make_anchor(uint64_t device_blocks, uint32_t segment_
 	return anchor;
 }
 
-static void test_the_checksum_is_that_of_the_rfc(void **state)
+TEST(test_the_checksum_is_that_of_the_rfc)
 {
 	uint8_t zeroes[32] = { 0 };
 
-	GMB_UNUSED(state);
 	assert_int_equal(crc32c(0, zeroes, sizeof(zeroes)), 0x8a9136aa);
 	assert_int_equal(crc32c(0, "123456789", 9), 0xe3069283);
 	assert_int_equal(crc32c(crc32c(0, "1234", 4), "56789", 5), 0xe3069283);
@@ -59,13 +53,12 @@ static uint32_t crc_of_bits(const uint8_t *bytes, size_t count)
 	return ~crc;
 }
 
-static void test_all_ways_have_the_same_checksum(void **state)
+TEST(test_all_ways_have_the_same_checksum)
 {
 	enum { BYTES = 13000, LENGTHS = 300 };
 	uint8_t bytes[BYTES];
 	uint64_t seed = 7;
 
-	GMB_UNUSED(state);
 	for (size_t i = 0; i < BYTES; i++) {
 		seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407;
 		bytes[i] = (uint8_t)(seed >> 56);
@@ -85,7 +78,7 @@ static void test_all_ways_have_the_same_checksum(void **state)
 	}
 }
 
-static void test_an_anchor_comes_back_as_it_was(void **state)
+TEST(test_an_anchor_comes_back_as_it_was)
 {
 	struct flash_anchor anchor = make_anchor(1 << 20, 1024);
 	struct flash_anchor back;
@@ -93,7 +86,6 @@ static void test_an_anchor_comes_back_as_it_was(void **state)
 	uint8_t again[FLASH_BLOCK_BYTES];
 	struct error error;
 
-	GMB_UNUSED(state);
 	flash_anchor_encode(&anchor, block);
 	assert_memory_equal(block, "GMBFLA\r\n", 8);
 	assert_int_equal(block[8], 5);
@@ -107,7 +99,7 @@ static void test_an_anchor_comes_back_as_it_was(void **state)
 	assert_memory_equal(&back.snapshots[1], &anchor.snapshots[1], sizeof(back.snapshots[1]));
 }
 
-static void test_detours_come_back_as_they_were(void **state)
+TEST(test_detours_come_back_as_they_were)
 {
 	struct flash_anchor anchor = make_anchor(1 << 20, 1024);
 	struct flash_position at = anchor.next;
@@ -116,7 +108,6 @@ static void test_detours_come_back_as_they_were(void **state)
 	uint8_t again[FLASH_BLOCK_BYTES];
 	struct error error;
 
-	GMB_UNUSED(state);
 	for (uint32_t i = 0; i < FLASH_DETOURS; i++) {
 		assert_true(flash_detour_add(&anchor, anchor.next.seq + i, i));
 	}
@@ -150,11 +141,10 @@ static void test_detours_come_back_as_they_were(void **state)
 	assert_int_equal(flash_anchor_decode(block, &back, &error), -EINVAL); /* twice */
 }
 
-static void test_names_of_snapshots(void **state)
+TEST(test_names_of_snapshots)
 {
 	char name[FLASH_SNAPSHOT_NAME_BYTES + 1];
 
-	GMB_UNUSED(state);
 	memset(name, 'a', sizeof(name));
 	name[FLASH_SNAPSHOT_NAME_BYTES] = '\0';
 	assert_false(flash_snapshot_name_is_sound(name));
@@ -185,9 +175,8 @@ static int decode_changed(uint32_t at, uint8_t value, bool repaired)
 	return flash_anchor_decode(block, &anchor, &error);
 }
 
-static void test_an_anchor_that_is_wrong_is_refused(void **state)
+TEST(test_an_anchor_that_is_wrong_is_refused)
 {
-	GMB_UNUSED(state);
 	assert_int_equal(decode_changed(0, 'X', true), -EINVAL);
 	assert_int_equal(decode_changed(100, 1, false), -EINVAL); /* the checksum */
 	assert_int_equal(decode_changed(8, 2, true), -ENOTSUP);
@@ -220,12 +209,11 @@ static void test_an_anchor_that_is_wrong_is_refused(void **state)
 	assert_int_equal(decode_changed(428, 1, true), -EINVAL);
 }
 
-static void test_segments_are_not_too_many_for_memory(void **state)
+TEST(test_segments_are_not_too_many_for_memory)
 {
 	struct flash_geometry geometry;
 	struct error error;
 
-	GMB_UNUSED(state);
 	assert_int_equal(flash_geometry_make(&geometry, UINT32_MAX, 4096, 15, &error), 0);
 	assert_int_equal(flash_geometry_make(&geometry, UINT32_MAX, 2048, 15, &error), -EINVAL);
 	assert_non_null(strstr(error.text, "choose larger segments"));
@@ -256,7 +244,7 @@ static struct flash_record make_record(const struct flash_anchor *anchor)
 			{ .lpn = 1, .source = 1, .crc = 3, .kind = FLASH_NODE } } };
 }
 
-static void test_a_record_comes_back_as_it_was(void **state)
+TEST(test_a_record_comes_back_as_it_was)
 {
 	struct flash_anchor anchor = make_anchor(1 << 20, 1024);
 	struct flash_record record = make_record(&anchor);
@@ -265,7 +253,6 @@ static void test_a_record_comes_back_as_it_was(void **state)
 	uint8_t block[FLASH_BLOCK_BYTES];
 	uint32_t crc;
 
-	GMB_UNUSED(state);
 	crc = flash_record_encode(&record, anchor.uuid, block);
 	assert_true(flash_record_decode(block, &anchor, &anchor.next, &back, &next));
 	assert_int_equal(back.entry_count, 4);
@@ -290,7 +277,7 @@ static void test_a_record_comes_back_as_it_was(void **state)
 }
 
 /* A write that the device has put elsewhere. */
-static void test_a_record_of_another_place_ends_the_log(void **state)
+TEST(test_a_record_of_another_place_ends_the_log)
 {
 	struct flash_anchor anchor = make_anchor(1 << 20, 1024);
 	struct flash_record record = make_record(&anchor);
@@ -298,7 +285,6 @@ static void test_a_record_of_another_place_ends_the_log(void **state)
 	struct flash_position next;
 	uint8_t block[FLASH_BLOCK_BYTES];
 
-	GMB_UNUSED(state);
 	record.at++;
 	(void)flash_record_encode(&record, anchor.uuid, block);
 	assert_true(flash_record_look(block, &anchor, &back));
@@ -318,13 +304,12 @@ static bool decodes(const struct flash_record *from, const struct flash_position
 	return flash_record_decode(block, &anchor, at, &back, &next);
 }
 
-static void test_a_record_that_does_not_follow_ends_the_log(void **state)
+TEST(test_a_record_that_does_not_follow_ends_the_log)
 {
 	struct flash_anchor anchor = make_anchor(1 << 20, 1024);
 	struct flash_record record = make_record(&anchor);
 	struct flash_position at = anchor.next;
 
-	GMB_UNUSED(state);
 	assert_true(decodes(&record, &at));
 	at.seq++;
 	assert_false(decodes(&record, &at));
@@ -352,12 +337,11 @@ static void refuse_entry(struct flash_record_entry entry)
 	assert_false(decodes(&record, &anchor.next));
 }
 
-static void test_entries_that_cannot_be_are_refused(void **state)
+TEST(test_entries_that_cannot_be_are_refused)
 {
 	struct flash_anchor anchor = make_anchor(1 << 20, 1024);
 	uint64_t blocks = anchor.geometry.disk_blocks;
 
-	GMB_UNUSED(state);
 	refuse_entry((struct flash_record_entry){ .lpn = blocks, .kind = FLASH_DATA });
 	refuse_entry((struct flash_record_entry){ .source = 1, .kind = FLASH_DATA });
 	refuse_entry((struct flash_record_entry){ .source = 1, .kind = FLASH_COPY });
@@ -370,13 +354,12 @@ static void test_entries_that_cannot_be_are_refused(void **state)
 	refuse_entry((struct flash_record_entry){ .kind = FLASH_KIND_COUNT });
 }
 
-static void test_sizes_leave_room_for_the_stores_own_blocks(void **state)
+TEST(test_sizes_leave_room_for_the_stores_own_blocks)
 {
 	static const uint64_t devices[] = { 512, 2000, 1 << 15, 1 << 18, 1 << 22, 1 << 28,
 		UINT32_MAX };
 	uint32_t made = 0;
 
-	GMB_UNUSED(state);
 	for (size_t i = 0; i < ARRAY_COUNT(devices); i++) {
 		for (uint32_t segment = 16; segment <= 65536; segment *= 8) {
 			struct flash_geometry geometry;
@@ -402,24 +385,4 @@ static void test_sizes_leave_room_for_the_stores_own_blocks(void **state)
 		}
 	}
 	assert_true(made > 10);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_the_checksum_is_that_of_the_rfc),
-		cmocka_unit_test(test_all_ways_have_the_same_checksum),
-		cmocka_unit_test(test_an_anchor_comes_back_as_it_was),
-		cmocka_unit_test(test_detours_come_back_as_they_were),
-		cmocka_unit_test(test_names_of_snapshots),
-		cmocka_unit_test(test_an_anchor_that_is_wrong_is_refused),
-		cmocka_unit_test(test_segments_are_not_too_many_for_memory),
-		cmocka_unit_test(test_a_record_comes_back_as_it_was),
-		cmocka_unit_test(test_a_record_of_another_place_ends_the_log),
-		cmocka_unit_test(test_a_record_that_does_not_follow_ends_the_log),
-		cmocka_unit_test(test_entries_that_cannot_be_are_refused),
-		cmocka_unit_test(test_sizes_leave_room_for_the_stores_own_blocks),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

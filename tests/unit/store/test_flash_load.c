@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The loads of gmblock-flash-trace: traces as blkparse prints them, and what is made up. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "../../../bench/flash_load.h"
 #include "base/compiler.h"
+#include "unit.h"
 
 enum { BLOCKS = 65536, OPS = 20000 };
 
@@ -60,13 +54,12 @@ static const char trace[] =
 	"CPU0 (8,0):\n"
 	" Reads Queued:           1,      128KiB\t Writes Queued:           4,       24KiB\n";
 
-static void a_trace_is_read_as_blkparse_prints_it(void **state)
+TEST(a_trace_is_read_as_blkparse_prints_it)
 {
 	struct error error;
 	struct load *load;
 	uint32_t blocks;
 
-	(void)state;
 	assert_int_equal(read_text(trace, 'Q', &load, &blocks, &error), 0);
 	assert_int_equal(blocks, 1024);
 	for (uint32_t round = 0; round < 2; round++) {
@@ -89,7 +82,7 @@ static void a_trace_is_read_as_blkparse_prints_it(void **state)
 	load_destroy(load);
 }
 
-static void a_text_without_writes_is_an_error(void **state)
+TEST(a_text_without_writes_is_an_error)
 {
 	static const char *const texts[] = {
 		"",
@@ -105,7 +98,6 @@ static void a_text_without_writes_is_an_error(void **state)
 	struct load *load;
 	uint32_t blocks;
 
-	(void)state;
 	for (uint32_t i = 0; i < ARRAY_COUNT(texts); i++) {
 		assert_int_not_equal(read_text(texts[i], 'Q', &load, &blocks, &error), 0);
 		assert_non_null(strstr(error.text, "no line is a write"));
@@ -113,11 +105,10 @@ static void a_text_without_writes_is_an_error(void **state)
 	assert_int_not_equal(load_read_trace("/nonexistent", 'Q', &load, &blocks, &error), 0);
 }
 
-static void what_is_made_up_stays_on_the_disk_and_comes_again(void **state)
+TEST(what_is_made_up_stays_on_the_disk_and_comes_again)
 {
 	struct error error;
 
-	(void)state;
 	for (uint32_t i = 0; load_name(i) != NULL; i++) {
 		static struct load_op first[OPS];
 		struct load *load;
@@ -171,35 +162,20 @@ static double part_of_hottest(const char *name)
 
 /* The sum of the first 655 of 65,536 frequencies, 1 / i^0.99 and 1 / i^0.8, is 0.59 and 0.33 of the
  * whole; that of a hundredth of hot blocks with 80/20 is 0.8 / 20 and a little for chance. */
-static void writes_go_where_the_law_says(void **state)
+TEST(writes_go_where_the_law_says)
 {
-	(void)state;
 	assert_in_range(1000 * part_of_hottest("zipf0.99"), 565, 605);
 	assert_in_range(1000 * part_of_hottest("zipf0.8"), 310, 360);
 	assert_in_range(1000 * part_of_hottest("80/20"), 40, 60);
 	assert_in_range(1000 * part_of_hottest("uniform"), 10, 20);
 }
 
-static void what_there_is_not_is_an_error(void **state)
+TEST(what_there_is_not_is_an_error)
 {
 	struct error error;
 	struct load *load;
 
-	(void)state;
 	assert_int_not_equal(load_create("zipf1", BLOCKS, 1, &load, &error), 0);
 	assert_int_not_equal(load_create("tpcc", 1024, 1, &load, &error), 0);
 	assert_non_null(strstr(error.text, "at least"));
-}
-
-int main(void)
-{
-	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_trace_is_read_as_blkparse_prints_it),
-		cmocka_unit_test(a_text_without_writes_is_an_error),
-		cmocka_unit_test(what_is_made_up_stays_on_the_disk_and_comes_again),
-		cmocka_unit_test(writes_go_where_the_law_says),
-		cmocka_unit_test(what_there_is_not_is_an_error),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,6 +16,7 @@
 #include "../stores.h"
 #include "base/bytes.h"
 #include "base/log.h"
+#include "unit.h"
 
 enum {
 	BLOCKS_MAX = WORLD_SEGMENTS * WORLD_SEGMENT_BLOCKS,
@@ -40,10 +41,6 @@ static bool has_failed; /* a write to the bad place of the watched disk */
 static void note_fault(void *context, struct sim_disk *disk, enum sim_fault_kind kind,
 	uint64_t offset, uint64_t length, int error)
 {
-	GMB_UNUSED(context);
-	GMB_UNUSED(offset);
-	GMB_UNUSED(length);
-	GMB_UNUSED(error);
 	has_failed |= kind == SIM_FAULT_WRITE && disk == sim_disk_find(watched);
 }
 
@@ -214,11 +211,10 @@ static bool try_place(uint64_t seed, uint32_t bad)
 	return world_totals.log_moves > moves;
 }
 
-static void test_each_place_in_turn(void **state)
+TEST(test_each_place_in_turn)
 {
 	uint32_t moved = 0;
 
-	GMB_UNUSED(state);
 	for (uint32_t i = 0; i < BLOCKS_USED; i++) {
 		moved += try_place(i, FLASH_SEGMENTS_AT + i);
 	}
@@ -227,11 +223,10 @@ static void test_each_place_in_turn(void **state)
 }
 
 /* Nothing can be written any more, but for anchors. */
-static void test_a_device_without_a_good_place_can_be_read(void **state)
+TEST(test_a_device_without_a_good_place_can_be_read)
 {
 	static struct world world;
 
-	GMB_UNUSED(state);
 	begin(&world, 4);
 	write_round(&world, 0);
 	sim_disk_set_bad(sim_disk_find("disk"), FLASH_SEGMENTS_AT * FLASH_BLOCK_BYTES,
@@ -247,13 +242,12 @@ static void test_a_device_without_a_good_place_can_be_read(void **state)
 }
 
 /* Each time at another place. */
-static void test_a_device_that_fails_too_often_is_given_up(void **state)
+TEST(test_a_device_that_fails_too_often_is_given_up)
 {
 	static struct world world;
 	uint64_t moves = world_totals.log_moves;
 	uint32_t rounds = 0;
 
-	GMB_UNUSED(state);
 	begin(&world, 1);
 	while (write_some(&world, STORE_WRITE, STORE_FUA) == 0) {
 		assert_true(rounds++ < BLOCKS_MAX);
@@ -295,9 +289,8 @@ static void try_flushes(uint64_t seed, const struct sim_faults *faults)
 	sim_stop();
 }
 
-static void test_a_flush_that_fails_is_repeated(void **state)
+TEST(test_a_flush_that_fails_is_repeated)
 {
-	GMB_UNUSED(state);
 	rewrites = 0;
 	is_direct = false;
 	for (uint64_t seed = 0; seed < SEEDS; seed++) {
@@ -383,11 +376,10 @@ static void kill_in_redo(uint64_t seed)
 	world_close(&world);
 }
 
-static void test_a_restart_keeps_what_only_the_page_cache_has(void **state)
+TEST(test_a_restart_keeps_what_only_the_page_cache_has)
 {
 	uint32_t started = 0;
 
-	GMB_UNUSED(state);
 	is_direct = false;
 	for (uint64_t seed = 0; seed < RESTARTS; seed++) {
 		bool direct = seed / 4 % 2 == 1;
@@ -439,11 +431,10 @@ static void start_without_writes(const char *name, uint64_t from, uint64_t end)
 	watched = "disk";
 }
 
-static void test_a_start_overwrites_nothing_that_the_disk_has(void **state)
+TEST(test_a_start_overwrites_nothing_that_the_disk_has)
 {
 	static struct world world;
 
-	GMB_UNUSED(state);
 	is_direct = false;
 	for (uint64_t seed = 0; seed < SEEDS; seed++) {
 		uint64_t from;
@@ -522,11 +513,10 @@ static void give_up(void)
 
 /* No place of the log can be written again. The page cache need not be dropped if it can be read
  * past. */
-static void test_a_start_gives_up_what_cannot_be_written_if_told_to(void **state)
+TEST(test_a_start_gives_up_what_cannot_be_written_if_told_to)
 {
 	uint32_t given_up = 0;
 
-	GMB_UNUSED(state);
 	is_direct = false;
 	for (uint64_t seed = 0; seed < RESTARTS; seed++) {
 		world_lacks_direct = seed % 3 == 2;
@@ -575,12 +565,11 @@ static bool spoil_anchors(void)
 	return is_lost;
 }
 
-static void test_a_start_reads_the_anchors_of_the_disk(void **state)
+TEST(test_a_start_reads_the_anchors_of_the_disk)
 {
 	static struct world world;
 	uint32_t tried = 0;
 
-	GMB_UNUSED(state);
 	for (uint64_t seed = 0; seed < RESTARTS; seed++) {
 		world_lacks_direct = seed % 3 == 2;
 		world_keeps_cache = !world_lacks_direct; /* it need not be dropped */
@@ -599,12 +588,11 @@ static void test_a_start_reads_the_anchors_of_the_disk(void **state)
 }
 
 /* Flushes fail while an anchor is to be made durable. Those of the records in between succeed. */
-static void test_a_bad_anchor_fails_the_log(void **state)
+TEST(test_a_bad_anchor_fails_the_log)
 {
 	static struct world world;
 	struct store_part flush = { .op = STORE_FLUSH, .flags = STORE_QUIESCE };
 
-	GMB_UNUSED(state);
 	is_direct = false;
 	begin(&world, 4);
 	is_direct = true;
@@ -627,11 +615,10 @@ static void test_a_bad_anchor_fails_the_log(void **state)
 	sim_stop();
 }
 
-static void test_a_device_that_makes_nothing_durable_can_be_read(void **state)
+TEST(test_a_device_that_makes_nothing_durable_can_be_read)
 {
 	static struct world world;
 
-	GMB_UNUSED(state);
 	is_direct = false;
 	begin(&world, 5);
 	is_direct = true;
@@ -651,23 +638,10 @@ static void test_a_device_that_makes_nothing_durable_can_be_read(void **state)
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_each_place_in_turn),
-		cmocka_unit_test(test_a_device_without_a_good_place_can_be_read),
-		cmocka_unit_test(test_a_device_that_fails_too_often_is_given_up),
-		cmocka_unit_test(test_a_flush_that_fails_is_repeated),
-		cmocka_unit_test(test_a_restart_keeps_what_only_the_page_cache_has),
-		cmocka_unit_test(test_a_start_gives_up_what_cannot_be_written_if_told_to),
-		cmocka_unit_test(test_a_start_overwrites_nothing_that_the_disk_has),
-		cmocka_unit_test(test_a_start_reads_the_anchors_of_the_disk),
-		cmocka_unit_test(test_a_bad_anchor_fails_the_log),
-		cmocka_unit_test(test_a_device_that_makes_nothing_durable_can_be_read),
-	};
-
 	if (argc > 1) {
 		cmocka_set_test_filter(argv[1]);
 	}
 	stores_register();
 	log_set_level(LOG_LEVEL_ERROR); /* each move is a warning */
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

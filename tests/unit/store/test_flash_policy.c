@@ -1,16 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The choice of a victim against brute force, and the order of the cache against a plain list. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "lab/gc_rules.h"
 #include "store/flash/cache_lru.h"
+#include "unit.h"
 
 enum { BLOCKS = 64, SEGMENTS = 24, SLOTS = 40, ROUNDS = 2000, STEPS = 20000 };
 
@@ -75,11 +69,10 @@ static bool is_better(const struct gc_table *table, enum gc_policy policy, enum 
 	return left > right || (left == right && a->stamp < b->stamp);
 }
 
-static void the_victim_is_that_of_brute_force(void **state)
+TEST(the_victim_is_that_of_brute_force)
 {
 	uint32_t found = 0;
 
-	(void)state;
 	for (uint32_t round = 0; round < ROUNDS; round++) {
 		enum gc_policy policy = round % GC_POLICY_COUNT;
 		enum gc_need need = round / GC_POLICY_COUNT % 2 ? GC_SPACE : GC_CHEAP;
@@ -102,12 +95,11 @@ static void the_victim_is_that_of_brute_force(void **state)
 	assert_true(found > ROUNDS / 2);
 }
 
-static void who_waits_for_space_gets_some(void **state)
+TEST(who_waits_for_space_gets_some)
 {
 	struct gc_segment segments[2];
 	struct gc_table table;
 
-	(void)state;
 	gc_init(&table, &gc_rule_auto, segments, 2, BLOCKS);
 	gc_restore(&table, 0, BLOCKS, 10);
 	gc_restore(&table, 1, BLOCKS - 1, 90);
@@ -122,12 +114,11 @@ static void who_waits_for_space_gets_some(void **state)
 	assert_int_equal(gc_victim(&table, GC_SPACE), GC_NO_SEGMENT);
 }
 
-static void a_moved_block_keeps_its_age(void **state)
+TEST(a_moved_block_keeps_its_age)
 {
 	struct gc_segment segments[3];
 	struct gc_table table;
 
-	(void)state;
 	gc_init(&table, &gc_rule_auto, segments, 3, BLOCKS);
 	for (uint32_t i = 0; i < 3; i++) {
 		gc_set_state(&table, i, GC_OPEN);
@@ -257,11 +248,10 @@ static void step(struct cache_lru *lru, struct oracle *oracle)
 	}
 }
 
-static void the_cold_part_is_the_end_of_the_list(void **state)
+TEST(the_cold_part_is_the_end_of_the_list)
 {
 	static const uint32_t parts[] = { 0, 30, 80, 100 };
 
-	(void)state;
 	for (uint32_t part = 0; part < ARRAY_COUNT(parts); part++) {
 		struct gc_segment segments[SEGMENTS];
 		struct gc_table table;
@@ -284,14 +274,13 @@ static void the_cold_part_is_the_end_of_the_list(void **state)
 	}
 }
 
-static void cold_pages_weigh_what_they_saved(void **state)
+TEST(cold_pages_weigh_what_they_saved)
 {
 	struct gc_segment segments[1];
 	struct gc_table table;
 	struct cache_slot slots[SLOTS];
 	struct cache_lru lru;
 
-	(void)state;
 	gc_init(&table, &gc_rule_auto, segments, 1, BLOCKS);
 	cache_lru_init(&lru, &table, 100, slots, SLOTS);
 	assert_int_equal(table.cold_weight, GC_WEIGHT_ONE);
@@ -331,13 +320,12 @@ static uint32_t programs(enum gc_way way, bool is_dirty, bool is_evicted)
 	return 1 + (way != GC_WRITE_BACK && is_dirty && is_evicted);
 }
 
-static void the_rule_never_costs_a_program(void **state)
+TEST(the_rule_never_costs_a_program)
 {
 	static const enum cache_state states[] = { CACHE_FREE, CACHE_BUSY, CACHE_CLEAN, CACHE_HOT,
 		CACHE_COLD };
 	uint32_t saved = 0;
 
-	(void)state;
 	for (uint32_t i = 0; i < ARRAY_COUNT(states); i++) {
 		bool is_dirty = states[i] == CACHE_HOT || states[i] == CACHE_COLD;
 		struct cache_slot slots[1] = { { .state = (uint8_t)states[i] } };
@@ -365,18 +353,4 @@ static void the_rule_never_costs_a_program(void **state)
 		}
 	}
 	assert_int_equal(saved, 1); /* a cold dirty page that is evicted */
-}
-
-int main(void)
-{
-	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_victim_is_that_of_brute_force),
-		cmocka_unit_test(who_waits_for_space_gets_some),
-		cmocka_unit_test(a_moved_block_keeps_its_age),
-		cmocka_unit_test(the_cold_part_is_the_end_of_the_list),
-		cmocka_unit_test(cold_pages_weigh_what_they_saved),
-		cmocka_unit_test(the_rule_never_costs_a_program),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,6 +15,7 @@
 #include "../stores.h"
 #include "base/bytes.h"
 #include "base/log.h"
+#include "unit.h"
 
 enum {
 	SEEDS = 60,
@@ -130,25 +131,6 @@ static void check(struct store_queue *queue, const uint64_t *tags)
 
 /* --- snapshots ------------------------------------------------------------------------------- */
 
-static void snapshot_done(struct store_snapshot_request *request)
-{
-	request->context = request;
-}
-
-static int snapshot_ask(struct world *world, enum store_snapshot_action action, const char *name)
-{
-	struct store_snapshot_request request = { .action = action, .done = snapshot_done };
-
-	snprintf(request.snapshot.name, sizeof(request.snapshot.name), "%s", name);
-	store_snapshot_ask(world->store, &request);
-	for (uint64_t steps = 0; request.context == NULL; steps++) {
-		if (steps == STEPS_MAX || !sim_step()) {
-			fail_msg("a request for a snapshot does not end");
-		}
-	}
-	return request.result;
-}
-
 static uint32_t snapshot_count(struct world *world)
 {
 	struct store_snapshot list[STORE_SNAPSHOTS_MAX];
@@ -181,7 +163,7 @@ static void delete_first(struct world *world)
 	struct store_snapshot list[STORE_SNAPSHOTS_MAX];
 
 	assert_true(store_snapshots(world->store, list) > 0);
-	assert_int_equal(snapshot_ask(world, STORE_SNAPSHOT_DELETE, list[0].name), 0);
+	assert_int_equal(world_snapshot(world, STORE_SNAPSHOT_DELETE, list[0].name), 0);
 	totals.deleted++;
 }
 
@@ -246,7 +228,7 @@ static void run(uint64_t seed)
 			int result;
 
 			snprintf(name, sizeof(name), "v%u", snapshots++);
-			result = snapshot_ask(&world, STORE_SNAPSHOT_CREATE, name);
+			result = world_snapshot(&world, STORE_SNAPSHOT_CREATE, name);
 			assert_true(result == 0 || result == -ENOSPC || result == -EMLINK);
 			totals.made += result == 0;
 		} else if (refuses && last_result == -ENOSPC && sim_between(0, 4) == 0) {
@@ -295,18 +277,17 @@ static void close_small(struct world *world)
 
 /* A checkpoint ends although several of its steps have only pages without a block. Such a page is
  * not written, so the end of a write does not start the next step. */
-static void test_a_checkpoint_of_pages_of_zeroes_ends(void **state)
+TEST(test_a_checkpoint_of_pages_of_zeroes_ends)
 {
 	static struct world world;
 	struct store_part trim = { .op = STORE_TRIM };
 
-	GMB_UNUSED(state);
 	open_small(&world, "0");
-	assert_int_equal(snapshot_ask(&world, STORE_SNAPSHOT_CREATE, "full"), 0);
+	assert_int_equal(world_snapshot(&world, STORE_SNAPSHOT_CREATE, "full"), 0);
 	trim.length = (uint64_t)block_count << FLASH_BLOCK_SHIFT;
 	assert_int_equal(submit(&world, &trim), 0);
 	memset(model, 0, sizeof(model));
-	assert_int_equal(snapshot_ask(&world, STORE_SNAPSHOT_CREATE, "empty"), 0);
+	assert_int_equal(world_snapshot(&world, STORE_SNAPSHOT_CREATE, "empty"), 0);
 	close_small(&world);
 }
 
@@ -326,14 +307,13 @@ static int write_block(struct world *world, uint32_t block)
 
 /* A flush that empties the cache fails because writes continue. They stay in the cache, so the next
  * flush succeeds. */
-static void test_a_flush_succeeds_after_a_refused_one(void **state)
+TEST(test_a_flush_succeeds_after_a_refused_one)
 {
 	static struct world world;
 	struct store_part quiesce = {
 		.op = STORE_FLUSH, .flags = STORE_QUIESCE, .done = part_done
 	};
 
-	GMB_UNUSED(state);
 	open_small(&world, "128K");
 	assert_int_equal(write_block(&world, 0), 0);
 	store_submit(world.queues[0], &quiesce);
@@ -352,9 +332,8 @@ static void test_a_flush_succeeds_after_a_refused_one(void **state)
 static uint64_t seeds = SEEDS;
 static uint64_t first_seed = 1;
 
-static void test_changes_of_small_stores_end(void **state)
+TEST(test_changes_of_small_stores_end)
 {
-	GMB_UNUSED(state);
 	for (uint64_t seed = first_seed; seed < first_seed + seeds; seed++) {
 		printf("seed %llu: ", (unsigned long long)seed);
 		run(seed);
@@ -371,15 +350,9 @@ static void test_changes_of_small_stores_end(void **state)
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_a_checkpoint_of_pages_of_zeroes_ends),
-		cmocka_unit_test(test_a_flush_succeeds_after_a_refused_one),
-		cmocka_unit_test(test_changes_of_small_stores_end),
-	};
-
 	stores_register();
 	log_set_level(LOG_LEVEL_ERROR);
 	seeds = argc > 1 ? strtoull(argv[1], NULL, 10) : SEEDS;
 	first_seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

@@ -16,6 +16,7 @@
 #include "../stores.h"
 #include "base/bytes.h"
 #include "store/flash/flash.h"
+#include "unit.h"
 
 enum {
 	BLOCKS_MAX = 1024,
@@ -163,16 +164,7 @@ static bool is_listed(struct world *world, const char *name)
 
 static bool has_dropped(struct world *world)
 {
-	const struct counter_table *table;
-	const void *values = store_queue_counters(world->queues[0], &table);
-
-	for (size_t i = 0; i < table->count; i++) {
-		if (strcmp(table->counters[i].name, "snapshots_dropped") == 0) {
-			return counter_value(&table->counters[i], values) > 0;
-		}
-	}
-	fail();
-	return false;
+	return world_counter(world, "snapshots_dropped") > 0;
 }
 
 static bool snapshot_allows(const struct model_snapshot *snapshot, uint32_t block)
@@ -616,11 +608,10 @@ static uint32_t run(uint64_t seed, uint32_t crashes_max)
 static uint32_t crash_points = CRASH_POINTS;
 static uint64_t first_seed = 1;
 
-static void test_snapshots_survive_whole_or_not_at_all(void **state)
+TEST(test_snapshots_survive_whole_or_not_at_all)
 {
 	uint32_t crashes = 0;
 
-	GMB_UNUSED(state);
 	for (uint64_t seed = first_seed; crashes < crash_points; seed++) {
 		printf("seed %llu\n", (unsigned long long)seed);
 		crashes += run(seed, MIN(crash_points - crashes, (uint32_t)SEED_CRASHES_MAX));
@@ -640,12 +631,11 @@ static void failure_done(struct store_snapshot_request *request)
 }
 
 /* Every request ends, with an error that says why, and leaves what there was. */
-static void test_a_disk_that_fails_makes_no_snapshot(void **state)
+TEST(test_a_disk_that_fails_makes_no_snapshot)
 {
 	static struct world world;
 	uint32_t failed = 0;
 
-	GMB_UNUSED(state);
 	for (uint64_t seed = 1; seed <= 30; seed++) {
 		struct store_snapshot_request requests[2] = {
 			{ .action = STORE_SNAPSHOT_CREATE,
@@ -769,9 +759,8 @@ static void check_temporary(bool refuses, bool damaged)
 	sim_stop();
 }
 
-static void test_temporary_snapshots_go_first_and_with_the_server(void **state)
+TEST(test_temporary_snapshots_go_first_and_with_the_server)
 {
-	GMB_UNUSED(state);
 	check_temporary(false, false);
 	check_temporary(true, false);
 	check_temporary(false, true);
@@ -795,14 +784,13 @@ static void expect_dropped(struct world *world, const char *name)
 
 /* What is in the write cache finds no room beside a snapshot when the store is closed: the snapshot
  * goes, and who watched for that is not told, as it may have gone, too. */
-static void test_a_snapshot_is_dropped_when_the_store_is_closed(void **state)
+TEST(test_a_snapshot_is_dropped_when_the_store_is_closed)
 {
 	enum { SLOTS = 32, STRIDE = 8 };
 	static struct world world;
 	uint32_t dropped = 0;
 	bool is_over = false;
 
-	GMB_UNUSED(state);
 	memset(snapshots, 0, sizeof(snapshots));
 	world_disk = WORLD_FILE;
 	world_cache = "128K";
@@ -854,13 +842,12 @@ static void result_done(struct store_part *part, int result)
 }
 
 /* As an image may have it that somebody has made up: writes end, and not the server. */
-static void test_a_table_that_does_not_fit_a_snapshot_ends_writes(void **state)
+TEST(test_a_table_that_does_not_fit_a_snapshot_ends_writes)
 {
 	enum { WRITES_MAX = 5000 };
 	static struct world world;
 	struct flash *flash;
 
-	GMB_UNUSED(state);
 	memset(snapshots, 0, sizeof(snapshots));
 	world_disk = WORLD_FILE;
 	sim_start(&(struct sim_options){ .seed = 1 });
@@ -899,14 +886,6 @@ static void test_a_table_that_does_not_fit_a_snapshot_ends_writes(void **state)
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_snapshots_survive_whole_or_not_at_all),
-		cmocka_unit_test(test_a_disk_that_fails_makes_no_snapshot),
-		cmocka_unit_test(test_temporary_snapshots_go_first_and_with_the_server),
-		cmocka_unit_test(test_a_snapshot_is_dropped_when_the_store_is_closed),
-		cmocka_unit_test(test_a_table_that_does_not_fit_a_snapshot_ends_writes),
-	};
-
 	stores_register();
 	if (argc > 1) {
 		crash_points = (uint32_t)strtoul(argv[1], NULL, 10);
@@ -914,5 +893,5 @@ int main(int argc, char **argv)
 	if (argc > 2) {
 		first_seed = strtoull(argv[2], NULL, 10);
 	}
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

@@ -4,13 +4,12 @@
  * segments must be erased about as often, and moving what never changes must cost next to nothing.
  * And a store that finds much to erase does not keep its clients waiting for that.
  */
-#include <string.h>
 
 #include "flash_world.h"
 
 #include "../stores.h"
-#include "base/bytes.h"
 #include "store/flash/flash.h"
+#include "unit.h"
 
 enum {
 	WRITE_BLOCKS = WORLD_SEGMENT_BLOCKS - 1, /* a record that fills a segment */
@@ -33,7 +32,7 @@ static void write_at(struct world *world, uint64_t block)
 	world_submit(world, &part);
 }
 
-static void test_all_segments_are_erased_about_as_often(void **state)
+TEST(test_all_segments_are_erased_about_as_often)
 {
 	static struct world world;
 	const struct flash *flash;
@@ -41,7 +40,6 @@ static void test_all_segments_are_erased_about_as_often(void **state)
 	uint64_t blocks;
 	uint64_t cold_moved = 0;
 
-	GMB_UNUSED(state);
 	sim_start(&(struct sim_options){ .seed = 1 });
 	world_make_disk();
 	world_open(&world, "disk", false, NULL);
@@ -68,14 +66,13 @@ static void test_all_segments_are_erased_about_as_often(void **state)
 	sim_stop();
 }
 
-static void test_a_start_does_not_wait_for_all_that_is_to_be_erased(void **state)
+TEST(test_a_start_does_not_wait_for_all_that_is_to_be_erased)
 {
 	static struct world world;
 	struct store_part part = { .op = STORE_TRIM, .done = world_part_done };
 	const struct flash *flash;
 	uint64_t left;
 
-	GMB_UNUSED(state);
 	sim_start(&(struct sim_options){ .seed = 1 });
 	world_make_disk();
 	world_open(&world, "disk", false, NULL);
@@ -101,11 +98,6 @@ static void test_a_start_does_not_wait_for_all_that_is_to_be_erased(void **state
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_all_segments_are_erased_about_as_often),
-		cmocka_unit_test(test_a_start_does_not_wait_for_all_that_is_to_be_erased),
-	};
-
 	stores_register();
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

@@ -11,9 +11,9 @@
 #include "flash_world.h"
 
 #include "../stores.h"
-#include "base/bytes.h"
 #include "disk/disk.h"
 #include "store/flash/flash.h"
+#include "unit.h"
 
 enum { ZONES = 30, ZONE_BLOCKS = 32, BLOCKS_MAX = ZONES * ZONE_BLOCKS };
 
@@ -57,11 +57,10 @@ static void expect_refusal(
 	sim_stop();
 }
 
-static void test_zones_that_do_not_suit_are_refused_with_the_reason(void **state)
+TEST(test_zones_that_do_not_suit_are_refused_with_the_reason)
 {
 	struct sim_disk_options options = zoned();
 
-	GMB_UNUSED(state);
 	options.zone_capacity = 15 * FLASH_BLOCK_BYTES;
 	expect_refusal(&options, 0, "have a capacity of 60 KiB each; a flash store needs");
 	options.zone_bytes = UINT64_C(4) << 30;
@@ -126,14 +125,13 @@ static void expect_unopened(const char *path, enum store_mode mode, const char *
 	}
 }
 
-static void test_what_is_there_is_not_lost_unasked(void **state)
+TEST(test_what_is_there_is_not_lost_unasked)
 {
 	struct sim_disk_options options = zoned();
 	struct store_create create = { 0 };
 	static struct world world;
 	struct error error;
 
-	GMB_UNUSED(state);
 	begin(&options);
 	make(false);
 	assert_int_equal(store_create("flash:disk", &create, &error), -EEXIST);
@@ -152,14 +150,13 @@ static void test_what_is_there_is_not_lost_unasked(void **state)
 }
 
 /* Without a mode writes are direct. */
-static void test_the_mode_is_direct_unless_said(void **state)
+TEST(test_the_mode_is_direct_unless_said)
 {
 	struct sim_disk_options options = zoned();
 	struct store_options how = { .path = "flash:disk" };
 	struct store *store;
 	struct error error;
 
-	GMB_UNUSED(state);
 	begin(&options);
 	make(false);
 	assert_int_equal(store_open(&how, &store, &error), 0);
@@ -179,12 +176,11 @@ static uint64_t last_anchor(const struct world *world, uint32_t anchor)
 
 /* It has opened the store before the first process has quiesced it, and looks for the anchors
  * again. */
-static void test_another_process_goes_on_to_read(void **state)
+TEST(test_another_process_goes_on_to_read)
 {
 	static struct world world;
 	struct sim_disk_options options = zoned();
 
-	GMB_UNUSED(state);
 	begin(&options);
 	make(false);
 	world_open(&world, "disk", true, NULL);
@@ -290,7 +286,7 @@ static void expect_no_loss(struct world *world, uint64_t blocks)
 
 /* It has opened the store before, and may still fail when it has read it: then the first process
  * goes on. Its log begins in another zone, while no more may be active than before. */
-static void test_another_process_goes_on_to_write(void **state)
+TEST(test_another_process_goes_on_to_write)
 {
 	enum { ROUNDS = 12 };
 	static struct world worlds[ROUNDS + 1];
@@ -301,7 +297,6 @@ static void test_another_process_goes_on_to_write(void **state)
 	uint64_t blocks;
 	char name[32];
 
-	GMB_UNUSED(state);
 	options.active_zones_max = 3;
 	options.zone_capacity = (ZONE_BLOCKS - 4) * FLASH_BLOCK_BYTES;
 	begin(&options);
@@ -345,7 +340,7 @@ static void test_another_process_goes_on_to_write(void **state)
 
 /* As real devices have them: 2 GiB from one to the next, with room for 1077 MiB. Each start takes
  * another one, so that they have to be collected. */
-static void test_zones_of_a_real_size(void **state)
+TEST(test_zones_of_a_real_size)
 {
 	enum { STARTS = 60, BLOCKS = 90 };
 	struct sim_disk_options options = zoned();
@@ -353,7 +348,6 @@ static void test_zones_of_a_real_size(void **state)
 	uint64_t moved = world_totals.moved_blocks;
 	char name[2][32] = { "disk" };
 
-	GMB_UNUSED(state);
 	options.zone_bytes = UINT64_C(2) << 30;
 	options.zone_capacity = UINT64_C(1077) << 20;
 	options.size = ZONES * options.zone_bytes;
@@ -375,14 +369,13 @@ static void test_zones_of_a_real_size(void **state)
 	sim_stop();
 }
 
-static void test_one_anchor_of_two_is_enough_and_an_older_one_is_never_used(void **state)
+TEST(test_one_anchor_of_two_is_enough_and_an_older_one_is_never_used)
 {
 	static const uint8_t damage[SECTOR] = { 1 };
 	struct sim_disk_options options = zoned();
 	static struct world world;
 	uint64_t places[FLASH_ANCHORS];
 
-	GMB_UNUSED(state);
 	begin(&options);
 	make(false);
 	for (uint64_t round = 1; round < 3 * ZONE_BLOCKS; round++) {
@@ -415,12 +408,11 @@ static void test_one_anchor_of_two_is_enough_and_an_older_one_is_never_used(void
 }
 
 /* The first anchors that it had are at its beginning, where a device without zones has its own. */
-static void test_a_copy_without_zones_is_refused(void **state)
+TEST(test_a_copy_without_zones_is_refused)
 {
 	struct sim_disk_options options = zoned();
 	uint8_t block[FLASH_BLOCK_BYTES];
 
-	GMB_UNUSED(state);
 	begin(&options);
 	make(false);
 	sim_disk_peek(sim_disk_find("disk"), 0, block, sizeof(block));
@@ -430,7 +422,7 @@ static void test_a_copy_without_zones_is_refused(void **state)
 	sim_stop();
 }
 
-static void test_a_zone_that_cannot_be_reset_is_not_used_any_more(void **state)
+TEST(test_a_zone_that_cannot_be_reset_is_not_used_any_more)
 {
 	struct sim_disk_options options = zoned();
 	static struct world world;
@@ -438,7 +430,6 @@ static void test_a_zone_that_cannot_be_reset_is_not_used_any_more(void **state)
 	const struct flash *flash;
 	uint64_t tags = 0;
 
-	GMB_UNUSED(state);
 	options.size *= 3; /* so that there is room without that zone */
 	begin(&options);
 	make(false);
@@ -467,13 +458,12 @@ static uint32_t done_count;
 
 static void count_done(struct store_part *part, int result)
 {
-	GMB_UNUSED(part);
 	failed_count += result == -EIO;
 	done_count++;
 }
 
 /* Those that wait in line behind the write that fails fail as well, also the first of a zone. */
-static void test_a_failed_write_fails_all_behind_it_and_loses_nothing_before(void **state)
+TEST(test_a_failed_write_fails_all_behind_it_and_loses_nothing_before)
 {
 	enum { PARTS = 40 };
 	static uint8_t bytes[FLASH_BLOCK_BYTES];
@@ -482,7 +472,6 @@ static void test_a_failed_write_fails_all_behind_it_and_loses_nothing_before(voi
 	static struct world world;
 	const struct flash *flash;
 
-	GMB_UNUSED(state);
 	begin(&options);
 	make(false);
 	world_open(&world, "disk", true, NULL);
@@ -515,19 +504,6 @@ static void test_a_failed_write_fails_all_behind_it_and_loses_nothing_before(voi
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_zones_that_do_not_suit_are_refused_with_the_reason),
-		cmocka_unit_test(test_what_is_there_is_not_lost_unasked),
-		cmocka_unit_test(test_the_mode_is_direct_unless_said),
-		cmocka_unit_test(test_another_process_goes_on_to_read),
-		cmocka_unit_test(test_another_process_goes_on_to_write),
-		cmocka_unit_test(test_zones_of_a_real_size),
-		cmocka_unit_test(test_one_anchor_of_two_is_enough_and_an_older_one_is_never_used),
-		cmocka_unit_test(test_a_copy_without_zones_is_refused),
-		cmocka_unit_test(test_a_zone_that_cannot_be_reset_is_not_used_any_more),
-		cmocka_unit_test(test_a_failed_write_fails_all_behind_it_and_loses_nothing_before),
-	};
-
 	stores_register();
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

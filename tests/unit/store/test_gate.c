@@ -13,6 +13,7 @@
 
 #include "../stores.h"
 #include "harness.h"
+#include "unit.h"
 
 enum {
 	THREADS = 3,
@@ -211,18 +212,17 @@ static void run_workers(struct store **stores)
 	free(workers);
 }
 
-static void test_unaligned_and_direct_writes_share_pages(void **state)
+TEST(test_unaligned_and_direct_writes_share_pages)
 {
 	struct store *store = open_store(STORE_MODE_DIRECT, STORE_MODE_DIRECT);
 	struct store *stores[THREADS] = { store, store, store };
 
-	GMB_UNUSED(state);
 	run_workers(stores);
 	store_close(store);
 }
 
 /* The same file in all modes at once, by stores that were opened apart. */
-static void test_stores_in_different_modes_share_pages(void **state)
+TEST(test_stores_in_different_modes_share_pages)
 {
 	struct store *stores[THREADS] = {
 		open_store(STORE_MODE_CACHED, STORE_MODE_CACHED),
@@ -230,7 +230,6 @@ static void test_stores_in_different_modes_share_pages(void **state)
 		open_store(STORE_MODE_CACHED, STORE_MODE_DIRECT),
 	};
 
-	GMB_UNUSED(state);
 	run_workers(stores);
 	for (unsigned i = 0; i < THREADS; i++) {
 		store_close(stores[i]);
@@ -239,10 +238,6 @@ static void test_stores_in_different_modes_share_pages(void **state)
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_unaligned_and_direct_writes_share_pages),
-		cmocka_unit_test(test_stores_in_different_modes_share_pages),
-	};
 	const char *place = argc == 2 ? argv[1] : "file";
 	int loop_fd = -1;
 	int failed;
@@ -262,7 +257,7 @@ int main(int argc, char **argv)
 		}
 		snprintf(store_path, sizeof(store_path), "%s", device);
 	}
-	failed = cmocka_run_group_tests_name(place, tests, NULL, NULL);
+	failed = unit_run(NULL, NULL);
 	if (loop_fd >= 0) {
 		loop_close(loop_fd);
 	}

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The page cache as memory, over real files: what is in a view, when there is none, and what a
- * system call says when it has gone away.
+ * The page cache of real files: what the map reports, and sends from it to a socket.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <linux/capability.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -16,6 +15,7 @@
 
 #include "disk/disk.h"
 #include "harness.h"
+#include "unit.h"
 
 enum { FILE_BYTES = 1 << 20, PAGE_BYTES = 4096 };
 
@@ -38,225 +38,205 @@ static struct disk_map *map_of(int fd, uint64_t size)
 	return map;
 }
 
-/* As a send would: the kernel reads the view. Returns what write() does, or a negative errno. */
-static ssize_t kernel_reads(const void *view, size_t bytes, uint8_t *out)
+static void fill(int fd, uint8_t *bytes)
 {
-	int ends[2];
-	ssize_t count;
-
-	assert_int_equal(pipe(ends), 0);
-	count = write(ends[1], view, bytes);
-	if (count < 0) {
-		count = -errno;
-	} else if (out != NULL) {
-		assert_int_equal(read(ends[0], out, (size_t)count), count);
-	}
-	close(ends[0]);
-	close(ends[1]);
-	return count;
-}
-
-static void test_a_view_is_what_a_read_would_find(void **state)
-{
-	int fd = open_image("image", FILE_BYTES);
-	struct disk_map *map = map_of(fd, FILE_BYTES);
-	uint8_t *bytes = aligned_bytes(FILE_BYTES);
 	uint64_t random = 7;
-	uint8_t got[8192];
-	const void *view;
 
-	GMB_UNUSED(state);
 	for (int i = 0; i < FILE_BYTES; i++) {
 		bytes[i] = (uint8_t)random_next(&random);
 	}
 	assert_int_equal(pwrite(fd, bytes, FILE_BYTES, 0), FILE_BYTES);
-	for (int i = 0; i < 200; i++) {
-		uint64_t length = 1 + random_below(&random, sizeof(got));
-		uint64_t offset = random_below(&random, FILE_BYTES - length + 1);
-		uint8_t byte = 0;
-
-		view = disk_map_view(map, offset, length);
-		assert_non_null(view);
-		assert_int_equal(kernel_reads(view, length, got), length);
-		assert_memory_equal(got, bytes + offset, length);
-		assert_true(disk_map_peek(map, offset + length - 1, &byte, 1));
-		assert_int_equal(byte, bytes[offset + length - 1]);
-	}
-	/* Also what is written after it was asked for. */
-	view = disk_map_view(map, 5000, 5);
-	assert_int_equal(pwrite(fd, "later", 5, 5000), 5);
-	assert_int_equal(kernel_reads(view, 5, got), 5);
-	assert_memory_equal(got, "later", 5);
-	free(bytes);
-	disk_map_destroy(map);
-	disk_close(fd);
 }
 
-static void test_no_view_of_what_is_not_there(void **state)
+TEST(test_what_is_cached)
 {
 	int fd = open_image("image", FILE_BYTES);
 	struct disk_map *map = map_of(fd, FILE_BYTES - 5);
 	uint8_t page[PAGE_BYTES];
+	uint8_t byte = 0;
 
-	GMB_UNUSED(state);
 	memset(page, 0x55, sizeof(page));
-	assert_null(disk_map_view(map, 0, 1)); /* a hole that nobody has read */
+	assert_false(disk_map_has(map, 0, 1)); /* a hole that nobody has read */
 	assert_int_equal(pwrite(fd, page, sizeof(page), 8192), PAGE_BYTES);
-	assert_non_null(disk_map_view(map, 8192, PAGE_BYTES));
-	assert_null(disk_map_view(map, 8191, PAGE_BYTES));
-	assert_null(disk_map_view(map, 8192, PAGE_BYTES + 1));
+	assert_true(disk_map_has(map, 8192, PAGE_BYTES));
+	assert_true(disk_map_peek(map, 8192 + PAGE_BYTES - 1, &byte, 1));
+	assert_int_equal(byte, 0x55);
+	assert_false(disk_map_has(map, 8191, PAGE_BYTES));
+	assert_false(disk_map_has(map, 8192, PAGE_BYTES + 1));
 	/* Ends with the last page, whatever the size. */
 	assert_int_equal(pwrite(fd, page, sizeof(page), FILE_BYTES - PAGE_BYTES), PAGE_BYTES);
-	assert_non_null(disk_map_view(map, FILE_BYTES - PAGE_BYTES, PAGE_BYTES - 5));
-	assert_null(disk_map_view(map, FILE_BYTES, 1));
-	assert_null(disk_map_view(map, FILE_BYTES - PAGE_BYTES, PAGE_BYTES + 1));
-	assert_null(disk_map_view(map, UINT64_MAX - 4, 5));
-	assert_null(disk_map_view(map, UINT64_MAX - 4, 4096));
-	disk_map_destroy(map);
-	disk_close(fd);
-}
-
-static void test_a_shorter_file_is_an_error_of_the_system_call(void **state)
-{
-	int fd = open_image("image", FILE_BYTES);
-	struct disk_map *map = map_of(fd, FILE_BYTES);
-	uint8_t *bytes = aligned_bytes(FILE_BYTES);
-	uint8_t got[3 * PAGE_BYTES];
-	const void *view;
-	uint8_t byte;
-
-	GMB_UNUSED(state);
-	memset(bytes, 0x66, FILE_BYTES);
-	assert_int_equal(pwrite(fd, bytes, FILE_BYTES, 0), FILE_BYTES);
-	view = disk_map_view(map, 0, sizeof(got));
-	assert_int_equal(kernel_reads(view, sizeof(got), NULL), sizeof(got));
+	assert_true(disk_map_has(map, FILE_BYTES - PAGE_BYTES, PAGE_BYTES - 5));
+	assert_false(disk_map_has(map, FILE_BYTES, 1));
+	assert_false(disk_map_has(map, FILE_BYTES - PAGE_BYTES, PAGE_BYTES + 1));
+	assert_false(disk_map_has(map, UINT64_MAX - 4, 5));
+	assert_false(disk_map_has(map, UINT64_MAX - 4, 4096));
 	assert_int_equal(ftruncate(fd, PAGE_BYTES), 0);
-	assert_int_equal(kernel_reads(view, sizeof(got), got), PAGE_BYTES);
-	assert_memory_equal(got, bytes, PAGE_BYTES);
-	assert_int_equal(
-		kernel_reads((const uint8_t *)view + PAGE_BYTES, PAGE_BYTES, NULL), -EFAULT);
 	assert_false(disk_map_peek(map, PAGE_BYTES, &byte, 1));
-	free(bytes);
 	disk_map_destroy(map);
 	disk_close(fd);
 }
 
-/* More than the page tables of all maps may be looked at, of two of them in turns: every view stays
- * good. */
-static void test_old_views_stay_good(void **state)
+/* A file, and a socket of a ring to a peer. */
+struct sender {
+	struct ring *ring;
+	struct ring_file socket;
+	struct mem_region region;
+	uint8_t *bytes; /* of the file */
+	uint8_t *got;
+	int peer;
+};
+
+static void sender_open(struct sender *sender)
 {
-	enum { PLACES = 400 };
-	const uint64_t step = 64 << 20;
-	const uint64_t size = PLACES * step;
-	int fds[2] = { open_image("one", size), open_image("two", size) };
-	struct disk_map *maps[2] = { map_of(fds[0], size), map_of(fds[1], size) };
-	const void *views[2 * PLACES];
-	uint8_t page[PAGE_BYTES];
-	uint8_t got[PAGE_BYTES];
+	struct error error;
+	int ends[2];
 
-	GMB_UNUSED(state);
-	for (int i = 0; i < 2 * PLACES; i++) {
-		uint64_t offset = (uint64_t)i / 2 * step + (uint64_t)i * 8;
-
-		memset(page, 1 + i % 255, sizeof(page));
-		assert_int_equal(pwrite(fds[i % 2], page, sizeof(page), (off_t)offset), PAGE_BYTES);
-		views[i] = disk_map_view(maps[i % 2], offset, PAGE_BYTES);
-		assert_non_null(views[i]);
-		assert_int_equal(kernel_reads(views[i], PAGE_BYTES, got), PAGE_BYTES);
-		assert_memory_equal(got, page, PAGE_BYTES);
-	}
-	/* The windows of a map that is gone can be given up, too. */
-	disk_map_destroy(maps[1]);
-	for (int i = 0; i < 2 * PLACES; i += 2) {
-		memset(page, 1 + i % 255, sizeof(page));
-		assert_ptr_equal(
-			views[i], disk_map_view(maps[0], (uint64_t)i / 2 * step + (uint64_t)i * 8,
-					  PAGE_BYTES));
-		assert_int_equal(kernel_reads(views[i], PAGE_BYTES, got), PAGE_BYTES);
-		assert_memory_equal(got, page, PAGE_BYTES);
-	}
-	disk_map_destroy(maps[0]);
-	disk_close(fds[0]);
-	disk_close(fds[1]);
+	*sender = (struct sender){ .bytes = aligned_bytes(FILE_BYTES),
+		.got = aligned_bytes(FILE_BYTES) };
+	sender->region.fd = open_image("image", FILE_BYTES);
+	sender->region.rights = MEM_SOCKET;
+	fill(sender->region.fd, sender->bytes);
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+	assert_int_equal(
+		ring_create(&(struct ring_options){ .entries = 0 }, &sender->ring, &error), 0);
+	sender->socket = ring_file_add(sender->ring, ends[0]);
+	sender->peer = ends[1];
 }
 
-struct sending {
+static void sender_close(struct sender *sender)
+{
+	int fd = sender->socket.fd;
+
+	ring_file_remove(sender->ring, &sender->socket);
+	ring_destroy(sender->ring);
+	close(fd);
+	close(sender->peer);
+	disk_close(sender->region.fd);
+	free(sender->bytes);
+	free(sender->got);
+}
+
+static ssize_t send_from(struct sender *sender, uint64_t offset, size_t count)
+{
+	return ring_sendfile_now(
+		sender->ring, sender->socket, mem_at(&sender->region, offset), count);
+}
+
+static void expect(struct sender *sender, uint64_t offset, size_t count)
+{
+	assert_int_equal(recv(sender->peer, sender->got, count, MSG_WAITALL), count);
+	assert_memory_equal(sender->got, sender->bytes + offset, count);
+}
+
+TEST(test_what_is_sent_is_what_a_read_would_find)
+{
+	struct sender sender;
+	uint64_t random = 8;
+
+	sender_open(&sender);
+	for (int i = 0; i < 200; i++) {
+		size_t count = 1 + random_below(&random, 60000);
+		uint64_t offset = random_below(&random, FILE_BYTES - count + 1);
+
+		assert_int_equal(send_from(&sender, offset, count), count);
+		expect(&sender, offset, count);
+	}
+	assert_true(ring_counters(sender.ring)->direct >= 200);
+	sender_close(&sender);
+}
+
+/* A send into a full socket returns at once, and nothing is left out. */
+TEST(test_a_full_socket_takes_a_part)
+{
+	struct sender sender;
+	size_t sent = 0;
+	size_t received = 0;
+	ssize_t result;
+
+	sender_open(&sender);
+	while (received < FILE_BYTES) {
+		size_t before = sent;
+
+		while (sent < FILE_BYTES) {
+			result = send_from(&sender, sent, FILE_BYTES - sent);
+			if (result == -EAGAIN) {
+				break;
+			}
+			assert_true(result > 0);
+			sent += (size_t)result;
+		}
+		assert_true(sent > before && (received > 0 || sent < FILE_BYTES));
+		expect(&sender, received, sent - received);
+		received = sent;
+	}
+	sender_close(&sender);
+}
+
+TEST(test_a_shorter_file_is_an_error)
+{
+	struct sender sender;
+
+	sender_open(&sender);
+	assert_int_equal(ftruncate(sender.region.fd, PAGE_BYTES + 5), 0);
+	assert_int_equal(send_from(&sender, 100, 2 * PAGE_BYTES), PAGE_BYTES + 5 - 100);
+	expect(&sender, 100, PAGE_BYTES + 5 - 100);
+	assert_int_equal(send_from(&sender, PAGE_BYTES + 5, 1), -EFAULT);
+	sender_close(&sender);
+}
+
+TEST(test_a_peer_that_is_gone_is_an_error)
+{
+	struct sender sender;
+
+	sender_open(&sender);
+	assert_int_equal(shutdown(sender.peer, SHUT_RDWR), 0);
+	assert_int_equal(send_from(&sender, 0, PAGE_BYTES), -EPIPE);
+	sender_close(&sender);
+}
+
+struct receiving {
 	struct ring_op op;
 	int result;
 };
 
-static void sent(struct ring_op *op, int result)
+static void received(struct ring_op *op, int result)
 {
-	container_of(op, struct sending, op)->result = result;
+	container_of(op, struct receiving, op)->result = result;
 }
 
-/* A send from a file that is cut for a while: what the peer gets has nothing left out of the
- * middle, and the ring tells how much of it there was. */
-static void test_a_send_leaves_nothing_out(void **state)
+/* A receive that waits is not disturbed, nor is one that begins after the send. */
+TEST(test_receives_go_on_waiting)
 {
-	const int room =
-		FILE_BYTES; /* doubled; more than a quarter of it used: it waits for the peer */
-	int fd = open_image("image", FILE_BYTES);
-	struct disk_map *map = map_of(fd, FILE_BYTES);
-	uint64_t *words = aligned_bytes(FILE_BYTES);
-	uint64_t *got = aligned_bytes(FILE_BYTES);
-	struct iovec iov = { .iov_len = FILE_BYTES };
-	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
-	struct sending sending = { 0 };
-	struct ring_file file;
-	struct ring *ring;
-	struct error error;
-	size_t count = 0;
-	int ends[2];
+	struct receiving receiving = { 0 };
+	struct sender sender;
+	char word[8];
 
-	GMB_UNUSED(state);
-	for (size_t i = 0; i < FILE_BYTES / sizeof(words[0]); i++) {
-		words[i] = i + 1;
-	}
-	assert_int_equal(pwrite(fd, words, FILE_BYTES, 0), FILE_BYTES);
-	iov.iov_base = (void *)(uintptr_t)disk_map_view(map, 0, FILE_BYTES);
-	assert_non_null(iov.iov_base);
-	assert_int_equal(ftruncate(fd, FILE_BYTES * 3 / 4 + PAGE_BYTES), 0);
-	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
-	assert_int_equal(setsockopt(ends[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof(room)), 0);
-	assert_int_equal(ring_create(&(struct ring_options){ .entries = 0 }, &ring, &error), 0);
-	file = ring_file_add(ring, ends[0]);
-	ring_sendmsg(ring, &sending.op, file, &message, sent);
-	ring_turn(ring, false);
-	assert_int_equal(pwrite(fd, words, FILE_BYTES, 0), FILE_BYTES);
-	while (count < FILE_BYTES) {
-		ssize_t part =
-			recv(ends[1], (uint8_t *)got + count, FILE_BYTES - count, MSG_DONTWAIT);
-
-		if (part > 0) {
-			count += (size_t)part;
-		} else if (sending.op.in_flight) {
-			ring_turn(ring, true);
-		} else {
-			break;
+	sender_open(&sender);
+	for (int i = 0; i < 2; i++) {
+		ring_recv(sender.ring, &receiving.op, sender.socket, word, sizeof(word), false,
+			received);
+		ring_turn(sender.ring, false);
+		assert_int_equal(send_from(&sender, 0, PAGE_BYTES), PAGE_BYTES);
+		expect(&sender, 0, PAGE_BYTES);
+		ring_turn(sender.ring, false);
+		assert_true(receiving.op.in_flight);
+		assert_int_equal(send(sender.peer, "request", 8, 0), 8);
+		while (receiving.op.in_flight) {
+			ring_turn(sender.ring, true);
 		}
+		assert_int_equal(receiving.result, 8);
 	}
-	assert_int_equal(sending.result, count);
-	assert_memory_equal(got, words, count);
-	ring_file_remove(ring, &file);
-	ring_destroy(ring);
-	close(ends[0]);
-	close(ends[1]);
-	free(words);
-	free(got);
-	disk_map_destroy(map);
-	disk_close(fd);
+	sender_close(&sender);
 }
 
 /* The kernel tells others than a file's owner, who may only read it, that everything is there. */
-static void test_only_who_is_told(void **state)
+TEST(test_only_who_is_told)
 {
 	const uid_t nobody = 65534;
 	int fd = open_image("image", FILE_BYTES);
 	int status;
 	pid_t child;
 
-	GMB_UNUSED(state);
 	if (geteuid() != 0) {
 		disk_close(fd);
 		skip();
@@ -297,18 +277,11 @@ static void test_only_who_is_told(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_a_view_is_what_a_read_would_find),
-		cmocka_unit_test(test_no_view_of_what_is_not_there),
-		cmocka_unit_test(test_a_shorter_file_is_an_error_of_the_system_call),
-		cmocka_unit_test(test_a_send_leaves_nothing_out),
-		cmocka_unit_test(test_old_views_stay_good),
-		cmocka_unit_test(test_only_who_is_told),
-	};
 	int failed;
 
+	signal(SIGPIPE, SIG_IGN); /* as the server */
 	scratch_create();
-	failed = cmocka_run_group_tests(tests, NULL, NULL);
+	failed = unit_run(NULL, NULL);
 	scratch_remove();
 	return failed;
 }

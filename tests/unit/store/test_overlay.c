@@ -17,6 +17,7 @@
 #include "disk/disk.h"
 #include "harness.h"
 #include "store/overlay.h"
+#include "unit.h"
 
 enum {
 	BASE_BYTES = (2 << 20) + 4096 + 777, /* the last block is not whole */
@@ -39,7 +40,6 @@ static int setup(void **state)
 	uint8_t *bytes = malloc(BASE_BYTES);
 	int fd;
 
-	GMB_UNUSED(state);
 	scratch_create();
 	snprintf(base_path, sizeof(base_path), "%s", scratch_file("base", BASE_BYTES));
 	for (uint64_t i = 0; i < BASE_BYTES; i++) {
@@ -54,7 +54,6 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-	GMB_UNUSED(state);
 	scratch_remove();
 	return 0;
 }
@@ -148,13 +147,12 @@ static uint64_t counted(struct bench *bench, const char *name)
 
 /* --- contents -------------------------------------------------------------------------------- */
 
-static void test_two_overlays_share_a_base_and_nothing_else(void **state)
+TEST_WITH(test_two_overlays_share_a_base_and_nothing_else, setup, teardown)
 {
 	char first_path[512];
 	struct bench first;
 	struct bench second;
 
-	GMB_UNUSED(state);
 	snprintf(first_path, sizeof(first_path), "%s", scratch_path("first"));
 	open_overlay(&first, first_path);
 	open_overlay(&second, scratch_path("second"));
@@ -182,11 +180,10 @@ static void test_two_overlays_share_a_base_and_nothing_else(void **state)
 	bench_close(&first);
 }
 
-static void test_what_is_discarded_is_gone(void **state)
+TEST_WITH(test_what_is_discarded_is_gone, setup, teardown)
 {
 	struct bench bench;
 
-	GMB_UNUSED(state);
 	open_overlay(&bench, "discard");
 	assert_true(store_info(bench.store)->is_volatile);
 	write_bytes(&bench, 0, 5000, 0xd1);
@@ -198,11 +195,10 @@ static void test_what_is_discarded_is_gone(void **state)
 	bench_close(&bench);
 }
 
-static void test_trim_and_zero_hide_the_base(void **state)
+TEST_WITH(test_trim_and_zero_hide_the_base, setup, teardown)
 {
 	struct bench bench;
 
-	GMB_UNUSED(state);
 	open_overlay(&bench, scratch_path("changes"));
 	assert_int_equal(bench_do(&bench, STORE_ZERO, 0, BLOCK - 10, BLOCK + 20, NULL), 0);
 	assert_base(&bench, 0, BLOCK - 10);
@@ -219,7 +215,7 @@ static void test_trim_and_zero_hide_the_base(void **state)
 }
 
 /* A killed server leaves bytes in blocks that count as unchanged. No trim brings them back. */
-static void test_trim_does_not_show_what_a_killed_server_left(void **state)
+TEST_WITH(test_trim_does_not_show_what_a_killed_server_left, setup, teardown)
 {
 	uint64_t first = align_down(BASE_BYTES, BLOCK) - BLOCK;
 	uint64_t data = overlay_layout_of(BASE_BYTES).data_offset;
@@ -228,7 +224,6 @@ static void test_trim_does_not_show_what_a_killed_server_left(void **state)
 	char path[512];
 	int fd;
 
-	GMB_UNUSED(state);
 	snprintf(path, sizeof(path), "%s", scratch_path("changes"));
 	open_overlay(&bench, path);
 	bench_close(&bench);
@@ -245,11 +240,10 @@ static void test_trim_does_not_show_what_a_killed_server_left(void **state)
 }
 
 /* A whole block needs nothing of the base. */
-static void test_only_edges_are_copied(void **state)
+TEST_WITH(test_only_edges_are_copied, setup, teardown)
 {
 	struct bench bench;
 
-	GMB_UNUSED(state);
 	open_overlay(&bench, scratch_path("changes"));
 	write_bytes(&bench, 10 * BLOCK, 14 * BLOCK, 1);
 	assert_int_equal(counted(&bench, "copied_blocks"), 0);
@@ -264,11 +258,10 @@ static void test_only_edges_are_copied(void **state)
 	bench_close(&bench);
 }
 
-static void test_flush_commits_only_what_is_new(void **state)
+TEST_WITH(test_flush_commits_only_what_is_new, setup, teardown)
 {
 	struct bench bench;
 
-	GMB_UNUSED(state);
 	open_overlay(&bench, scratch_path("changes"));
 	assert_int_equal(bench_flush(&bench), 0);
 	assert_int_equal(counted(&bench, "commits"), 0);
@@ -284,12 +277,11 @@ static void test_flush_commits_only_what_is_new(void **state)
 	bench_close(&bench);
 }
 
-static void test_extents_are_those_of_both(void **state)
+TEST_WITH(test_extents_are_those_of_both, setup, teardown)
 {
 	struct store_extent extents[8];
 	struct bench bench;
 
-	GMB_UNUSED(state);
 	open_overlay(&bench, scratch_path("changes"));
 	assert_int_equal(bench_extents(&bench, 0, BASE_BYTES, extents, 8), 1);
 	assert_int_equal(extents[0].flags, 0);
@@ -310,14 +302,13 @@ static void test_extents_are_those_of_both(void **state)
 }
 
 /* More runs in one read than there are helpers, and several such reads at once. */
-static void test_read_of_many_runs(void **state)
+TEST_WITH(test_read_of_many_runs, setup, teardown)
 {
 	enum { RUNS = 100, READS = 6 };
 	struct waited_part reads[READS];
 	uint8_t *memory[READS];
 	struct bench bench;
 
-	GMB_UNUSED(state);
 	open_overlay(&bench, scratch_path("changes"));
 	for (uint64_t i = 0; i < RUNS; i += 2) {
 		write_bytes(&bench, i * BLOCK, (i + 1) * BLOCK, 0xaa);
@@ -370,12 +361,11 @@ static void *write_shares(void *context)
 	return NULL;
 }
 
-static void test_reactors_that_meet_in_a_block(void **state)
+TEST_WITH(test_reactors_that_meet_in_a_block, setup, teardown)
 {
 	struct writer writers[THREADS];
 	struct bench bench;
 
-	GMB_UNUSED(state);
 	open_overlay(&bench, scratch_path("changes"));
 	for (uint32_t i = 0; i < THREADS; i++) {
 		writers[i] = (struct writer){ bench.store, i, 0 };
@@ -398,7 +388,7 @@ static void test_reactors_that_meet_in_a_block(void **state)
 
 /* --- what is refused ------------------------------------------------------------------------- */
 
-static void test_base_that_has_changed_is_refused(void **state)
+TEST_WITH(test_base_that_has_changed_is_refused, setup, teardown)
 {
 	const char *changes = scratch_path("changes");
 	char path[512];
@@ -408,7 +398,6 @@ static void test_base_that_has_changed_is_refused(void **state)
 	uint8_t byte = 0;
 	int fd;
 
-	GMB_UNUSED(state);
 	snprintf(path, sizeof(path), "%s", changes);
 	open_overlay(&bench, path);
 	bench_close(&bench);
@@ -437,14 +426,13 @@ static void test_base_that_has_changed_is_refused(void **state)
 	close(fd);
 }
 
-static void test_others_are_kept_from_base_and_overlay(void **state)
+TEST_WITH(test_others_are_kept_from_base_and_overlay, setup, teardown)
 {
 	char changes[512];
 	struct bench bench;
 	struct store *store;
 	struct error error;
 
-	GMB_UNUSED(state);
 	snprintf(changes, sizeof(changes), "%s", scratch_path("changes"));
 	open_overlay(&bench, changes);
 	assert_refused(NULL, NULL, false, -EBUSY, "the base of an overlay");
@@ -462,13 +450,12 @@ static void test_others_are_kept_from_base_and_overlay(void **state)
 	store_close(store);
 }
 
-static void test_read_only_overlay(void **state)
+TEST_WITH(test_read_only_overlay, setup, teardown)
 {
 	char changes[512];
 	struct bench bench;
 	uint8_t byte = 1;
 
-	GMB_UNUSED(state);
 	snprintf(changes, sizeof(changes), "%s", scratch_path("changes"));
 	assert_refused(NULL, changes, true, -ENOENT, "does not exist");
 	open_overlay(&bench, changes);
@@ -497,14 +484,13 @@ static void patch(const char *path, uint64_t offset, const void *bytes, size_t c
 	close(fd);
 }
 
-static void test_files_that_are_no_overlays(void **state)
+TEST_WITH(test_files_that_are_no_overlays, setup, teardown)
 {
 	static const uint8_t bits[8] = { [7] = 0x80 };
 	struct overlay_layout layout = overlay_layout_of(BASE_BYTES);
 	char path[512];
 	struct bench bench;
 
-	GMB_UNUSED(state);
 	snprintf(path, sizeof(path), "%s", scratch_file("image", BASE_BYTES));
 	assert_refused(NULL, path, false, -EINVAL, "is not an overlay");
 	snprintf(path, sizeof(path), "%s", scratch_file("short", 100));
@@ -527,28 +513,6 @@ static void test_files_that_are_no_overlays(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(
-			test_two_overlays_share_a_base_and_nothing_else, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_what_is_discarded_is_gone, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_trim_and_zero_hide_the_base, setup, teardown),
-		cmocka_unit_test_setup_teardown(
-			test_trim_does_not_show_what_a_killed_server_left, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_only_edges_are_copied, setup, teardown),
-		cmocka_unit_test_setup_teardown(
-			test_flush_commits_only_what_is_new, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_extents_are_those_of_both, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_read_of_many_runs, setup, teardown),
-		cmocka_unit_test_setup_teardown(
-			test_reactors_that_meet_in_a_block, setup, teardown),
-		cmocka_unit_test_setup_teardown(
-			test_base_that_has_changed_is_refused, setup, teardown),
-		cmocka_unit_test_setup_teardown(
-			test_others_are_kept_from_base_and_overlay, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_read_only_overlay, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_files_that_are_no_overlays, setup, teardown),
-	};
-
 	stores_register();
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

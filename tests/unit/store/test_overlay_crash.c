@@ -4,26 +4,21 @@
  * what was flushed is there, and every sector has contents that it had at some time since. The
  * argument is how many seeds are tried, and the first of them.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "crash_model.h"
 
 #include "../stores.h"
 #include "base/bytes.h"
 #include "sim/sim.h"
+#include "unit.h"
 
 enum {
 	SECTOR = 512,
 	SECTORS =
 		4200, /* the disk ends inside a block; two pages of bits are not needed for that */
-	LANES = 6,    /* operations in flight together, each on sectors of its own */
-	ENTRIES_MAX = 40,
 	OPERATIONS = 250,
 	CRASHES = 40,
 	RINGS = 2,	 /* two reactors */
@@ -33,39 +28,13 @@ enum {
 #define DISK_BYTES ((uint64_t)SECTORS * SECTOR)
 #define SPREAD	   (UINT64_C(160) << 20) /* between the halves of the disk: bits of two pages */
 
-/* What a sector may hold. The first is what it had at the last flush. */
-struct entry {
-	uint64_t tag;
-	uint64_t done; /* when it was written, or 0 */
-};
-
-struct sector {
-	struct entry entries[ENTRIES_MAX];
-	uint32_t count;
-};
-
-static struct sector model[SECTORS];
 static struct sector at_crash[SECTORS];
-static uint64_t now; /* counts what happens */
-
 struct world {
 	struct ring *rings[RINGS];
 	struct store *store;
 	struct store_queue *queues[RINGS];
 	struct sim_disk *upper;
-	uint8_t *memory[LANES];
 };
-
-struct lane {
-	struct store_part part;
-	bool busy;
-	uint64_t tag; /* of a change */
-	uint64_t began;
-	uint32_t first;
-	uint32_t count;
-};
-
-static struct lane lanes[LANES];
 
 /* --- the disk ------------------------------------------------------------------------------- */
 
@@ -126,41 +95,6 @@ static struct store *overlay_open(const char *path, bool direct)
 
 /* --- what may be there ----------------------------------------------------------------------- */
 
-static void model_begin(struct lane *lane)
-{
-	for (uint32_t i = lane->first; i < lane->first + lane->count; i++) {
-		struct sector *sector = &model[i];
-
-		assert_true(sector->count < ENTRIES_MAX);
-		sector->entries[sector->count++] = (struct entry){ lane->tag, 0 };
-	}
-}
-
-static void model_done(struct lane *lane)
-{
-	for (uint32_t i = lane->first; i < lane->first + lane->count; i++) {
-		model[i].entries[model[i].count - 1].done = ++now;
-	}
-}
-
-/* Of what was done before that moment only the last is left. */
-static void model_flushed(uint32_t first, uint32_t count, uint64_t began)
-{
-	for (uint32_t i = first; i < first + count; i++) {
-		struct sector *sector = &model[i];
-		uint32_t last = 0;
-
-		for (uint32_t k = 0; k < sector->count; k++) {
-			if (sector->entries[k].done != 0 && sector->entries[k].done < began) {
-				last = k;
-			}
-		}
-		sector->count -= last;
-		memmove(sector->entries, sector->entries + last,
-			sector->count * sizeof(struct entry));
-	}
-}
-
 /* While a sector is being written, it may be that of two writes. */
 static bool model_allows(const struct sector *sector, const uint8_t *bytes)
 {
@@ -208,13 +142,8 @@ static void lane_done(struct store_part *part, int result)
 	lane->busy = false;
 	if (part->op == STORE_READ) {
 		check_read(lane);
-	} else if (part->op == STORE_FLUSH) {
-		model_flushed(0, SECTORS, lane->began);
 	} else {
-		model_done(lane);
-		if ((part->flags & STORE_FUA) != 0) {
-			model_flushed(lane->first, lane->count, now + 1);
-		}
+		lane_done_well(lane, SECTORS);
 	}
 }
 
@@ -249,16 +178,6 @@ static void lane_range(uint32_t idx)
 	lane->count = end - lane->first;
 }
 
-static bool is_full(const struct lane *lane)
-{
-	for (uint32_t i = lane->first; i < lane->first + lane->count; i++) {
-		if (model[i].count == ENTRIES_MAX) {
-			return true;
-		}
-	}
-	return false;
-}
-
 static void lane_start(struct world *world, uint32_t idx)
 {
 	static const enum store_op ops[] = { STORE_READ, STORE_READ, STORE_WRITE, STORE_WRITE,
@@ -266,32 +185,14 @@ static void lane_start(struct world *world, uint32_t idx)
 	struct lane *lane = &lanes[idx];
 	enum store_op op = ops[sim_between(0, ARRAY_COUNT(ops) - 1)];
 
-	memset(&lane->part, 0, sizeof(lane->part));
 	lane_range(idx);
 	if (op == STORE_TRIM) {
 		lane_align(lane);
 	}
-	if (op == STORE_FLUSH || lane->count == 0 || is_full(lane)) {
-		op = STORE_FLUSH;
-		lane->count = 0;
-	}
-	lane->part.op = op;
-	lane->part.flags =
-		op != STORE_READ && op != STORE_FLUSH && sim_between(0, 5) == 0 ? STORE_FUA : 0;
-	lane->part.offset = op == STORE_FLUSH ? 0 : offset_of(lane->first);
-	lane->part.length = (uint64_t)lane->count * SECTOR;
-	lane->part.memory = mem_of(world->memory[idx]);
+	lane_begin(lane, op, offset_of(lane->first), UINT64_C(0x3217e) << 32);
 	lane->part.done = lane_done;
-	lane->tag = op == STORE_WRITE ? UINT64_C(0x3217e) << 32 | ++now : 0;
-	lane->began = ++now;
-	lane->busy = true;
-	if (op == STORE_WRITE) {
-		for (uint32_t i = 0; i < lane->count; i++) {
-			sector_fill(world->memory[idx] + (size_t)i * SECTOR, lane->tag);
-		}
-	}
-	if ((BIT(op) & STORE_CHANGES) != 0) {
-		model_begin(lane);
+	for (uint32_t i = 0; lane->part.op == STORE_WRITE && i < lane->count; i++) {
+		sector_fill(lane->memory + (size_t)i * SECTOR, lane->tag);
 	}
 	store_submit(world->queues[sim_between(0, RINGS - 1)], &lane->part);
 }
@@ -362,7 +263,7 @@ static void world_open(struct world *world, bool direct)
 		void *memory = NULL;
 
 		assert_int_equal(posix_memalign(&memory, 4096, LENGTH_MAX * SECTOR), 0);
-		world->memory[i] = memory;
+		lanes[i].memory = memory;
 		lanes[i].busy = false;
 	}
 }
@@ -375,7 +276,7 @@ static void world_close(struct world *world)
 	}
 	store_close(world->store);
 	for (int i = 0; i < LANES; i++) {
-		free(world->memory[i]);
+		free(lanes[i].memory);
 	}
 }
 
@@ -413,7 +314,7 @@ static void run(uint64_t seed)
 		}
 		if (++steps == crash_at && crashes < CRASHES) {
 			snprintf(name, sizeof(name), "crash-%u", crashes++);
-			memcpy(at_crash, model, sizeof(model));
+			memcpy(at_crash, model, sizeof(at_crash));
 			if (crashes % 2 == 0) {
 				(void)sim_disk_kill_copy(world.upper, name);
 			} else {
@@ -433,7 +334,7 @@ static void run(uint64_t seed)
 	sim_set_faults(&(struct sim_faults){ 0 });
 	world_close(&world);
 	/* Nothing is lost by an end in order, also by what is not flushed. */
-	memcpy(at_crash, model, sizeof(model));
+	memcpy(at_crash, model, sizeof(at_crash));
 	for (uint32_t i = 0; i < SECTORS; i++) {
 		at_crash[i].entries[0] = at_crash[i].entries[at_crash[i].count - 1];
 		at_crash[i].count = 1;
@@ -445,9 +346,8 @@ static void run(uint64_t seed)
 static uint64_t seed_first = 1;
 static uint64_t seed_count = SEEDS;
 
-static void test_what_was_flushed_survives_and_nothing_else_appears(void **state)
+TEST(test_what_was_flushed_survives_and_nothing_else_appears)
 {
-	GMB_UNUSED(state);
 	for (uint64_t seed = seed_first; seed < seed_first + seed_count; seed++) {
 		print_message("seed %llu\n", (unsigned long long)seed);
 		run(seed);
@@ -528,9 +428,8 @@ static bool durable_after_kill(uint32_t steps, uint64_t seed)
 	return was_killed;
 }
 
-static void test_a_durable_write_after_a_kill_survives_the_power(void **state)
+TEST(test_a_durable_write_after_a_kill_survives_the_power)
 {
-	GMB_UNUSED(state);
 	for (uint64_t seed = 1; seed <= SEEDS; seed++) {
 		uint32_t steps = 0;
 
@@ -543,13 +442,8 @@ static void test_a_durable_write_after_a_kill_survives_the_power(void **state)
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_what_was_flushed_survives_and_nothing_else_appears),
-		cmocka_unit_test(test_a_durable_write_after_a_kill_survives_the_power),
-	};
-
 	stores_register();
 	seed_count = argc > 1 ? strtoull(argv[1], NULL, 10) : SEEDS;
 	seed_first = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

@@ -4,18 +4,13 @@
  * one member and several, queues at the members, latency, what is told meanwhile, and failures.
  */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "../stores.h"
 #include "sim/sim.h"
 #include "store/store.h"
+#include "unit.h"
 
 enum {
 	KIB = 1024,
@@ -163,12 +158,11 @@ static void check_progress(const struct paced *paced, const struct timed_part *t
 
 /* --- time ---------------------------------------------------------------------------------- */
 
-static void test_bytes_take_time_at_the_rate(void **state)
+TEST(test_bytes_take_time_at_the_rate)
 {
 	struct timed_part timed;
 	struct paced paced;
 
-	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1M");
 	read_whole(&paced, &timed, 4096, 64 * KIB);
 	check_done(&paced, &timed, CHUNK_NS);
@@ -178,12 +172,11 @@ static void test_bytes_take_time_at_the_rate(void **state)
 	paced_close(&paced);
 }
 
-static void test_latency_comes_before_each_part(void **state)
+TEST(test_latency_comes_before_each_part)
 {
 	struct timed_part timed[2];
 	struct paced paced;
 
-	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1M:latency=10ms");
 	begin(&paced, &timed[0], STORE_READ, 0, 64 * KIB);
 	begin(&paced, &timed[1], STORE_WRITE, 0, 64 * KIB);
@@ -194,12 +187,11 @@ static void test_latency_comes_before_each_part(void **state)
 	paced_close(&paced);
 }
 
-static void test_a_member_serves_in_order_of_arrival(void **state)
+TEST(test_a_member_serves_in_order_of_arrival)
 {
 	struct timed_part timed[3];
 	struct paced paced;
 
-	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1M");
 	begin(&paced, &timed[0], STORE_READ, 1 << 20, 256 * KIB);
 	begin(&paced, &timed[1], STORE_READ, 0, 64 * KIB);
@@ -213,12 +205,11 @@ static void test_a_member_serves_in_order_of_arrival(void **state)
 	paced_close(&paced);
 }
 
-static void test_an_idle_member_starts_at_once(void **state)
+TEST(test_an_idle_member_starts_at_once)
 {
 	struct timed_part timed;
 	struct paced paced;
 
-	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1M");
 	read_whole(&paced, &timed, 0, 64 * KIB);
 	paced.begin_ns = sim_now_ns();
@@ -227,12 +218,11 @@ static void test_an_idle_member_starts_at_once(void **state)
 	paced_close(&paced);
 }
 
-static void test_members_work_side_by_side(void **state)
+TEST(test_members_work_side_by_side)
 {
 	struct timed_part timed[5];
 	struct paced paced;
 
-	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1M:members=4");
 	read_whole(&paced, &timed[0], 0, 1 << 20);
 	check_done(&paced, &timed[0], 4 * CHUNK_NS);
@@ -248,12 +238,11 @@ static void test_members_work_side_by_side(void **state)
 	paced_close(&paced);
 }
 
-static void test_a_part_is_cut_at_the_chunks(void **state)
+TEST(test_a_part_is_cut_at_the_chunks)
 {
 	struct timed_part timed[4];
 	struct paced paced;
 
-	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1M:chunk=4K:members=3:latency=1ms");
 	/* 1 KiB on member 2, 4 KiB on member 0, 2 KiB on member 1. */
 	begin(&paced, &timed[0], STORE_READ, (11 + 12 * 100) * KIB, 7 * KIB);
@@ -281,14 +270,13 @@ static void begin_late(void *arg)
 	begin(late->paced, late->timed, STORE_WRITE, late->offset, 64 * KIB);
 }
 
-static void test_what_comes_earlier_is_not_held_up(void **state)
+TEST(test_what_comes_earlier_is_not_held_up)
 {
 	struct timed_part slow;
 	struct timed_part quick = { .is_done = false };
 	struct paced paced;
 	struct late_begin late = { &paced, &quick, 1 << 20 };
 
-	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1M:members=2:chunk=1M");
 	begin(&paced, &slow, STORE_WRITE, 0, 1 << 20);
 	/* When the timer is set for the slow one already. */
@@ -301,13 +289,12 @@ static void test_what_comes_earlier_is_not_held_up(void **state)
 	paced_close(&paced);
 }
 
-static void test_many_parts_do_not_drift(void **state)
+TEST(test_many_parts_do_not_drift)
 {
 	enum { COUNT = 3000, BYTES = 512 }; /* more than a queue has slots */
 	struct timed_part *timed = calloc(COUNT, sizeof(*timed));
 	struct paced paced;
 
-	GMB_UNUSED(state);
 	assert_non_null(timed);
 	paced_open(&paced, "memory:16M", "1M:latency=1us");
 	for (uint64_t i = 0; i < COUNT; i++) {
@@ -323,13 +310,12 @@ static void test_many_parts_do_not_drift(void **state)
 	free(timed);
 }
 
-static void test_queues_share_the_members(void **state)
+TEST(test_queues_share_the_members)
 {
 	struct timed_part timed[2];
 	struct paced first;
 	struct paced second;
 
-	GMB_UNUSED(state);
 	paced_open(&first, "memory:16M", "1M");
 	second = first;
 	queue_open(&second);
@@ -345,13 +331,12 @@ static void test_queues_share_the_members(void **state)
 	paced_close(&first);
 }
 
-static void test_the_slowest_and_the_largest_do_not_overflow(void **state)
+TEST(test_the_slowest_and_the_largest_do_not_overflow)
 {
 	struct timed_part timed[2];
 	struct paced paced;
 	void *data = malloc(1 << 30);
 
-	GMB_UNUSED(state);
 	assert_non_null(data);
 	paced_open(&paced, "null:1E", "1K:latency=1h");
 	for (int i = 0; i < 2; i++) {
@@ -370,12 +355,11 @@ static void test_the_slowest_and_the_largest_do_not_overflow(void **state)
 	free(data);
 }
 
-static void test_a_fast_disk_tells_in_larger_steps(void **state)
+TEST(test_a_fast_disk_tells_in_larger_steps)
 {
 	struct timed_part timed;
 	struct paced paced;
 
-	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1G");
 	read_whole(&paced, &timed, 0, 1 << 20);
 	check_done(&paced, &timed, SECOND_NS / 1024);
@@ -390,12 +374,11 @@ static void test_a_fast_disk_tells_in_larger_steps(void **state)
 
 /* --- progress ------------------------------------------------------------------------------ */
 
-static void test_progress_is_told_as_the_bytes_come(void **state)
+TEST(test_progress_is_told_as_the_bytes_come)
 {
 	struct timed_part timed;
 	struct paced paced;
 
-	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1M");
 	read_whole(&paced, &timed, 100, 80 * KIB);
 	assert_int_equal(timed.progress_count, 4); /* never the whole */
@@ -411,12 +394,11 @@ static void test_progress_is_told_as_the_bytes_come(void **state)
 	paced_close(&paced);
 }
 
-static void test_progress_of_a_stripe_is_the_longest_prefix(void **state)
+TEST(test_progress_of_a_stripe_is_the_longest_prefix)
 {
 	struct timed_part timed;
 	struct paced paced;
 
-	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1M:members=4");
 	read_whole(&paced, &timed, 0, 320 * KIB);
 	/* The other three members' chunks come together with the first, and count with its end. */
@@ -430,13 +412,12 @@ static void test_progress_of_a_stripe_is_the_longest_prefix(void **state)
 	paced_close(&paced);
 }
 
-static void test_progress_waits_for_a_busy_member(void **state)
+TEST(test_progress_waits_for_a_busy_member)
 {
 	struct timed_part busy;
 	struct timed_part timed;
 	struct paced paced;
 
-	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1M:members=2");
 	begin(&paced, &busy, STORE_READ, 64 * KIB, 60 * KIB); /* member 1 */
 	begin(&paced, &timed, STORE_READ, 0, 256 * KIB);
@@ -452,12 +433,11 @@ static void test_progress_waits_for_a_busy_member(void **state)
 	paced_close(&paced);
 }
 
-static void test_who_does_not_want_progress_gets_none(void **state)
+TEST(test_who_does_not_want_progress_gets_none)
 {
 	struct timed_part timed;
 	struct paced paced;
 
-	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1M");
 	memset(&timed, 0, sizeof(timed));
 	timed.part = (struct store_part){
@@ -472,13 +452,12 @@ static void test_who_does_not_want_progress_gets_none(void **state)
 
 /* --- what is not time ---------------------------------------------------------------------- */
 
-static void test_a_failed_part_fails_at_once_and_takes_no_turn(void **state)
+TEST(test_a_failed_part_fails_at_once_and_takes_no_turn)
 {
 	struct timed_part failed;
 	struct timed_part timed;
 	struct paced paced;
 
-	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1M:latency=1s");
 	begin(&paced, &failed, STORE_READ, (16 << 20) - 1024, 64 * KIB);
 	begin(&paced, &timed, STORE_READ, 0, 64 * KIB);
@@ -491,14 +470,13 @@ static void test_a_failed_part_fails_at_once_and_takes_no_turn(void **state)
 	paced_close(&paced);
 }
 
-static void test_other_operations_pass(void **state)
+TEST(test_other_operations_pass)
 {
 	static const enum store_op ops[] = { STORE_FLUSH, STORE_TRIM, STORE_ZERO, STORE_CACHE };
 	struct timed_part busy;
 	struct timed_part timed;
 	struct paced paced;
 
-	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1K");
 	begin(&paced, &busy, STORE_WRITE, 0, 64 * KIB);
 	for (size_t i = 0; i < ARRAY_COUNT(ops); i++) {
@@ -513,12 +491,11 @@ static void test_other_operations_pass(void **state)
 	paced_close(&paced);
 }
 
-static void test_bytes_are_the_right_ones(void **state)
+TEST(test_bytes_are_the_right_ones)
 {
 	struct timed_part timed;
 	struct paced paced;
 
-	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "16M:members=4:chunk=4K:latency=1ms");
 	for (size_t i = 0; i < 1 << 20; i++) {
 		memory[i] = (uint8_t)(i * 7 + i / 4096);
@@ -534,13 +511,12 @@ static void test_bytes_are_the_right_ones(void **state)
 	paced_close(&paced);
 }
 
-static void test_the_store_tells_what_it_is(void **state)
+TEST(test_the_store_tells_what_it_is)
 {
 	struct store_options options = { .path = "memory:16M" };
 	struct paced paced;
 	struct error error;
 
-	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1M");
 	assert_true(store_info(paced.store)->has_progress);
 	assert_int_equal(store_info(paced.store)->stripe_members, 0);
@@ -562,14 +538,13 @@ static void test_the_store_tells_what_it_is(void **state)
 	store_close(paced.store);
 }
 
-static void test_faults_and_delays_come_on_top(void **state)
+TEST(test_faults_and_delays_come_on_top)
 {
 	struct store_options options = { .path = "memory:16M" };
 	struct timed_part timed;
 	struct paced paced;
 	struct error error;
 
-	GMB_UNUSED(state);
 	sim_start(&(struct sim_options){ .seed = 1 });
 	stores_set(&options, "pace", "1M");
 	stores_set(&options, "fault", "read:EIO:nth=2");
@@ -591,29 +566,6 @@ static void test_faults_and_delays_come_on_top(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_bytes_take_time_at_the_rate),
-		cmocka_unit_test(test_latency_comes_before_each_part),
-		cmocka_unit_test(test_a_member_serves_in_order_of_arrival),
-		cmocka_unit_test(test_an_idle_member_starts_at_once),
-		cmocka_unit_test(test_members_work_side_by_side),
-		cmocka_unit_test(test_a_part_is_cut_at_the_chunks),
-		cmocka_unit_test(test_what_comes_earlier_is_not_held_up),
-		cmocka_unit_test(test_many_parts_do_not_drift),
-		cmocka_unit_test(test_queues_share_the_members),
-		cmocka_unit_test(test_the_slowest_and_the_largest_do_not_overflow),
-		cmocka_unit_test(test_a_fast_disk_tells_in_larger_steps),
-		cmocka_unit_test(test_progress_is_told_as_the_bytes_come),
-		cmocka_unit_test(test_progress_of_a_stripe_is_the_longest_prefix),
-		cmocka_unit_test(test_progress_waits_for_a_busy_member),
-		cmocka_unit_test(test_who_does_not_want_progress_gets_none),
-		cmocka_unit_test(test_a_failed_part_fails_at_once_and_takes_no_turn),
-		cmocka_unit_test(test_other_operations_pass),
-		cmocka_unit_test(test_bytes_are_the_right_ones),
-		cmocka_unit_test(test_the_store_tells_what_it_is),
-		cmocka_unit_test(test_faults_and_delays_come_on_top),
-	};
-
 	stores_register();
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

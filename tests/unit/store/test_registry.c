@@ -8,6 +8,7 @@
 
 #include "../stores.h"
 #include "harness.h"
+#include "unit.h"
 
 enum { BLOCK_BYTES = 512, TRACE_BYTES = 16 };
 
@@ -50,9 +51,6 @@ static int set_value(void *config, const char *value, struct error *error)
 
 static int set_colour(void *config, const char *value, struct error *error)
 {
-	GMB_UNUSED(config);
-	GMB_UNUSED(value);
-	GMB_UNUSED(error);
 	return 0;
 }
 
@@ -66,8 +64,6 @@ static const struct field ones_options[] = {
 static int ones_open(struct store *base, const struct store_options *options, const void *config,
 	struct error *error)
 {
-	GMB_UNUSED(options);
-	GMB_UNUSED(error);
 	container_of(base, struct ones_store, base)->value =
 		config != NULL ? ((const struct ones_config *)config)->value : '1';
 	base->info = (struct store_info){ .kind = "ones",
@@ -81,7 +77,6 @@ static int ones_open(struct store *base, const struct store_options *options, co
 
 static void ones_close(struct store *base)
 {
-	GMB_UNUSED(base);
 	closed_count++;
 }
 
@@ -97,7 +92,6 @@ static void ones_submit(struct store_queue *queue, struct store_part *part)
 
 static uint64_t ones_size(struct store *store)
 {
-	GMB_UNUSED(store);
 	return BLOCK_BYTES;
 }
 
@@ -129,16 +123,12 @@ struct flip_scratch {
 static int filter_open(struct store *store, const struct store_options *options, const void *config,
 	struct error *error)
 {
-	GMB_UNUSED(options);
-	GMB_UNUSED(config);
-	GMB_UNUSED(error);
 	store->info.has_progress = true;
 	return 0;
 }
 
 static void flip_submit(struct store_queue *queue, struct store_part *part)
 {
-	GMB_UNUSED(queue);
 	note('f');
 	((struct flip_scratch *)store_scratch(part))->length = part->length;
 	store_forward(part);
@@ -180,7 +170,6 @@ static const struct store_kind flip_kind = {
 
 static void guess_submit(struct store_queue *queue, struct store_part *part)
 {
-	GMB_UNUSED(queue);
 	note('g');
 	store_forward(part);
 }
@@ -222,11 +211,10 @@ static void check_set(struct store_options *options, const char *key, const char
 	assert_string_equal(error.text, sentence);
 }
 
-static void test_wrong_options_say_why(void **state)
+TEST(test_wrong_options_say_why)
 {
 	struct store_options options = { .path = "ones:" };
 
-	GMB_UNUSED(state);
 	check_set(&options, "vlaue", "x", -ENOENT, "unknown key");
 	check_set(&options, "value", NULL, -EINVAL, "this key needs a value, such as value=x");
 	check_set(&options, "value", "xy", -EINVAL, "'xy' is not one character");
@@ -239,13 +227,12 @@ static void test_wrong_options_say_why(void **state)
 	store_options_fini(&options);
 }
 
-static void test_every_option_is_listed_once_and_documented(void **state)
+TEST(test_every_option_is_listed_once_and_documented)
 {
 	const struct field *option;
 	uint32_t count = 0;
 	uint32_t found = 0;
 
-	GMB_UNUSED(state);
 	for (; (option = store_option_at(count)) != NULL; count++) {
 		assert_true(option->key[0] != '\0' && option->help[0] != '\0');
 		assert_true(option->example[0] != '\0');
@@ -259,13 +246,12 @@ static void test_every_option_is_listed_once_and_documented(void **state)
 	assert_int_equal(found, 2);
 }
 
-static void test_options_of_another_kind_are_refused(void **state)
+TEST(test_options_of_another_kind_are_refused)
 {
 	struct store_options options = { .path = "memory:1M" };
 	struct store *store = NULL;
 	struct error error = { 0 };
 
-	GMB_UNUSED(state);
 	stores_set(&options, "flip", "yes"); /* of a filter */
 	stores_set(&options, "value", "x");
 	assert_int_equal(store_open(&options, &store, &error), -EINVAL);
@@ -305,7 +291,7 @@ static bool is_same(const char *key, const char *a, const char *b)
 	return same;
 }
 
-static void test_values_are_compared_and_not_their_text(void **state)
+TEST(test_values_are_compared_and_not_their_text)
 {
 	static const struct {
 		const char *key;
@@ -331,7 +317,6 @@ static void test_values_are_compared_and_not_their_text(void **state)
 		{ "value", "x", "x", "y" },
 	};
 
-	GMB_UNUSED(state);
 	for (uint32_t i = 0; i < ARRAY_COUNT(cases); i++) {
 		assert_true(is_same(cases[i].key, cases[i].value, cases[i].same));
 		assert_false(is_same(cases[i].key, cases[i].value, cases[i].other));
@@ -339,13 +324,12 @@ static void test_values_are_compared_and_not_their_text(void **state)
 }
 
 /* The default of a key can depend on another one. */
-static void test_a_value_that_follows_from_another_key_is_compared_too(void **state)
+TEST(test_a_value_that_follows_from_another_key_is_compared_too)
 {
 	struct store_options one = { .path = "x" };
 	struct store_options other = { .path = "x" };
 	const struct field *option;
 
-	GMB_UNUSED(state);
 	stores_set(&one, "mode", "direct");
 	stores_set(&other, "write-mode", "direct");
 	stores_set(&other, "mode", "direct");
@@ -356,9 +340,8 @@ static void test_a_value_that_follows_from_another_key_is_compared_too(void **st
 	store_options_fini(&other);
 }
 
-static void test_sizes_in_paths_are_compared_as_numbers(void **state)
+TEST(test_sizes_in_paths_are_compared_as_numbers)
 {
-	GMB_UNUSED(state);
 	assert_true(store_path_same("memory:1M", "memory:1024K"));
 	assert_true(store_path_same("null:1M", "null:1048576"));
 	assert_false(store_path_same("memory:1M", "memory:2M"));
@@ -369,13 +352,12 @@ static void test_sizes_in_paths_are_compared_as_numbers(void **state)
 /* --- stores ------------------------------------------------------------------------------------
  */
 
-static void test_filters_wrap_in_the_order_of_registration(void **state)
+TEST(test_filters_wrap_in_the_order_of_registration)
 {
 	struct store_options options = { .path = "ones:" };
 	struct bench bench;
 	char data[2] = "ab";
 
-	GMB_UNUSED(state);
 	stores_set(&options, "flip", "yes");
 	stores_set(&options, "guess", "yes");
 	stores_set(&options, "value", "\xf0");
@@ -388,19 +370,18 @@ static void test_filters_wrap_in_the_order_of_registration(void **state)
 	assert_memory_equal(data, "\x0f\x0f", 2);
 	assert_int_equal(store_size(bench.store), BLOCK_BYTES);
 	assert_string_equal(store_info(bench.store)->kind, "ones");
-	assert_true(store_has_progress(bench.store));
+	assert_true(store_info(bench.store)->has_progress);
 	assert_string_equal(store_page_cache_refusal(bench.store), "guess");
 	bench_close(&bench);
 	assert_int_equal(closed_count, 1);
 }
 
-static void test_our_own_filters_keep_their_order(void **state)
+TEST(test_our_own_filters_keep_their_order)
 {
 	static const char *const names[] = { "fault", "delay", "sched", "pace", "memory" };
 	struct store_options options = { .path = "memory:1M" };
 	struct store *store;
 
-	GMB_UNUSED(state);
 	stores_set(&options, "fault", "read:EIO");
 	stores_set(&options, "pace", "1M:seek=1ms");
 	stores_set(&options, "delay", "read:1us");
@@ -417,13 +398,12 @@ static void test_our_own_filters_keep_their_order(void **state)
 	store_close(store);
 }
 
-static void test_a_filter_that_cannot_be_opened_closes_what_is_below(void **state)
+TEST(test_a_filter_that_cannot_be_opened_closes_what_is_below)
 {
 	struct store_options options = { .path = "memory:1M" };
 	struct store *store = NULL;
 	struct error error = { 0 };
 
-	GMB_UNUSED(state);
 	stores_set(&options, "guess", "yes");
 	assert_int_equal(store_open(&options, &store, &error), -ENOTSUP);
 	store_options_fini(&options);
@@ -433,21 +413,9 @@ static void test_a_filter_that_cannot_be_opened_closes_what_is_below(void **stat
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_wrong_options_say_why),
-		cmocka_unit_test(test_every_option_is_listed_once_and_documented),
-		cmocka_unit_test(test_options_of_another_kind_are_refused),
-		cmocka_unit_test(test_values_are_compared_and_not_their_text),
-		cmocka_unit_test(test_a_value_that_follows_from_another_key_is_compared_too),
-		cmocka_unit_test(test_sizes_in_paths_are_compared_as_numbers),
-		cmocka_unit_test(test_filters_wrap_in_the_order_of_registration),
-		cmocka_unit_test(test_our_own_filters_keep_their_order),
-		cmocka_unit_test(test_a_filter_that_cannot_be_opened_closes_what_is_below),
-	};
-
 	stores_register();
 	store_register(&ones_kind);
 	store_register(&flip_kind);
 	store_register(&guess_kind);
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

@@ -4,18 +4,13 @@
  * and without it, waiting times beside them, fairness, and that no part is lost whatever the
  * order of arrivals, nor if the disk holds parts back.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "../stores.h"
 #include "sim/sim.h"
 #include "store/store.h"
+#include "unit.h"
 
 enum {
 	KIB = 1024,
@@ -80,7 +75,6 @@ static struct {
 
 static void hold_submit(struct store_queue *queue, struct store_part *part)
 {
-	GMB_UNUSED(queue);
 	if (held.is_wanted && part->length == 4 * KIB) {
 		held.is_wanted = false;
 		held.part = part;
@@ -91,17 +85,12 @@ static void hold_submit(struct store_queue *queue, struct store_part *part)
 
 static bool hold_wraps(const struct store_info *info, const void *config)
 {
-	GMB_UNUSED(config);
 	return info->read_seeks;
 }
 
 static int hold_open(struct store *store, const struct store_options *options, const void *config,
 	struct error *error)
 {
-	GMB_UNUSED(store);
-	GMB_UNUSED(options);
-	GMB_UNUSED(config);
-	GMB_UNUSED(error);
 	return 0;
 }
 
@@ -194,7 +183,7 @@ static void request_begin(void *context)
 	request->part.offset = client->next_offset;
 	request->part.length = client->bytes;
 	request->part.memory = mem_of(payload);
-	request->part.hints.requester = 1 + (uint64_t)(client - client->world->clients);
+	request->part.requester = 1 + (uint64_t)(client - client->world->clients);
 	request->part.done = request_done;
 	request->begin_ns = sim_now_ns();
 	request->is_busy = true;
@@ -349,7 +338,7 @@ static double load_run(const struct load *load, const char *sched, double *p99_m
 	return rate;
 }
 
-static void several_streams_gain(void **state)
+TEST(several_streams_gain)
 {
 	static const struct load loads[] = {
 		{ 4, 512, 1, true, 2.2 },
@@ -373,7 +362,6 @@ static void several_streams_gain(void **state)
 		{ 4, 512, 1, true, 2.2, 0, NULL, 10 * MIB },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(loads); i++) {
 		double p99_off;
 		double p99_ms;
@@ -396,7 +384,7 @@ static void several_streams_gain(void **state)
 }
 
 /* A node of a cluster writes a sign of life every half second, durable, and must never be late. */
-static void durable_writes_do_not_wait(void **state)
+TEST(durable_writes_do_not_wait)
 {
 	struct client stream = { .op = STORE_READ, .bytes = 512 * KIB, .depth = 4 };
 	struct client random = { .op = STORE_READ, .pattern = PATTERN_RANDOM, .bytes = 4 * KIB };
@@ -408,7 +396,6 @@ static void durable_writes_do_not_wait(void **state)
 	struct client *written;
 	struct world world;
 
-	(void)state;
 	world_open(&world, 1, DISK, "auto");
 	for (int i = 0; i < 4; i++) {
 		add(&world, &stream);
@@ -422,12 +409,11 @@ static void durable_writes_do_not_wait(void **state)
 }
 
 /* Clients with small requests are found before they have read 1 MiB. */
-static void small_requests_soon_make_a_stream(void **state)
+TEST(small_requests_soon_make_a_stream)
 {
 	struct client stream = { .op = STORE_READ, .bytes = 64 * KIB };
 	struct world world;
 
-	(void)state;
 	world_open(&world, 1, DISK, "auto");
 	for (int i = 0; i < 4; i++) {
 		add(&world, &stream);
@@ -440,14 +426,13 @@ static void small_requests_soon_make_a_stream(void **state)
 }
 
 /* A far client among near ones gets no less of the disk than without the scheduler. */
-static void a_far_client_keeps_its_share(void **state)
+TEST(a_far_client_keeps_its_share)
 {
 	static const char *const ways[] = { "off", "auto" };
 	struct client near = { .op = STORE_READ, .bytes = 512 * KIB };
 	struct client far = { .op = STORE_READ, .bytes = 512 * KIB, .gap_ns = 5000000 };
 	uint64_t bytes[ARRAY_COUNT(ways)];
 
-	(void)state;
 	for (size_t way = 0; way < ARRAY_COUNT(ways); way++) {
 		struct client *client;
 		struct world world;
@@ -468,14 +453,13 @@ static void a_far_client_keeps_its_share(void **state)
 
 /* With many streams, each has the disk for a shorter time, so that a request waits a few seconds at
  * most. */
-static void many_streams_wait_no_longer(void **state)
+TEST(many_streams_wait_no_longer)
 {
 	static const char *const ways[] = { "off", "auto" };
 	struct client stream = { .op = STORE_READ, .bytes = 512 * KIB };
 	uint64_t bytes[ARRAY_COUNT(ways)];
 	double longest_ms = 0;
 
-	(void)state;
 	for (size_t way = 0; way < ARRAY_COUNT(ways); way++) {
 		struct world world;
 
@@ -497,7 +481,7 @@ static void many_streams_wait_no_longer(void **state)
 }
 
 /* Nothing waits where there is no stream, or only one. */
-static void nothing_waits_alone(void **state)
+TEST(nothing_waits_alone)
 {
 	static const struct client loads[] = {
 		{ .op = STORE_READ, .bytes = 512 * KIB, .depth = 4 },
@@ -505,7 +489,6 @@ static void nothing_waits_alone(void **state)
 		{ .op = STORE_READ, .pattern = PATTERN_RANDOM, .bytes = 4 * KIB, .depth = 4 },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(loads); i++) {
 		uint64_t done[2];
 
@@ -525,11 +508,10 @@ static void nothing_waits_alone(void **state)
 /* Large requests at random offsets are no stream, although each of them is as long as one: a reader
  * of small blocks gets as much beside them as without the scheduler. So they are if the client was
  * a stream before. */
-static void large_random_requests_are_no_stream(void **state)
+TEST(large_random_requests_are_no_stream)
 {
 	static const uint64_t stream_seconds[] = { 0, 2 };
 
-	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(stream_seconds); i++) {
 		struct client large = { .op = STORE_READ, .bytes = MIB };
 		struct client small = {
@@ -557,14 +539,13 @@ static void large_random_requests_are_no_stream(void **state)
 }
 
 /* A disk that only says that it seeks, as those of virtual machines do. */
-static void nothing_waits_on_fast_disks(void **state)
+TEST(nothing_waits_on_fast_disks)
 {
 	struct client stream = { .op = STORE_READ, .bytes = 512 * KIB, .depth = 4 };
 	struct client random = { .op = STORE_READ, .pattern = PATTERN_RANDOM, .bytes = 4 * KIB };
 	uint64_t bytes[2];
 	double p99_ms[2];
 
-	(void)state;
 	for (int with = 0; with < 2; with++) {
 		struct world world;
 		struct client *reader;
@@ -585,12 +566,11 @@ static void nothing_waits_on_fast_disks(void **state)
 
 /* A disk that needs 10 ms for each request, wherever it begins, and works on many at the same time.
  */
-static void nothing_waits_on_parallel_disks(void **state)
+TEST(nothing_waits_on_parallel_disks)
 {
 	struct client stream = { .op = STORE_READ, .bytes = 64 * KIB };
 	uint64_t bytes[2];
 
-	(void)state;
 	for (int with = 0; with < 2; with++) {
 		struct world world;
 
@@ -606,9 +586,8 @@ static void nothing_waits_on_parallel_disks(void **state)
 }
 
 /* More streams than the table holds, in both directions, that pause and end at any time. */
-static void all_parts_are_done(void **state)
+TEST(all_parts_are_done)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 20; seed++) {
 		struct world world;
 
@@ -637,7 +616,7 @@ static void all_parts_are_done(void **state)
 
 /* While the disk holds a part back, the parts of the others wait for a second, and then no longer.
  * When the part is done, the streams have the disk in turns again. */
-static void a_stuck_disk_stops_nobody(void **state)
+TEST(a_stuck_disk_stops_nobody)
 {
 	struct client stream = { .op = STORE_READ, .bytes = 512 * KIB };
 	struct client random = { .op = STORE_READ, .pattern = PATTERN_RANDOM, .bytes = 4 * KIB };
@@ -647,7 +626,6 @@ static void a_stuck_disk_stops_nobody(void **state)
 	struct world world;
 	uint64_t begin_ns;
 
-	(void)state;
 	world_open(&world, 1, DISK, "auto");
 	for (int i = 0; i < 4; i++) {
 		streams[i] = add(&world, &stream);
@@ -684,12 +662,11 @@ static void a_stuck_disk_stops_nobody(void **state)
 }
 
 /* The members of a stripe work at the same time, also if only the user says that it is one. */
-static void stripes_are_left_alone(void **state)
+TEST(stripes_are_left_alone)
 {
 	struct store *store;
 	struct error error;
 
-	(void)state;
 	for (int with = 0; with < 2; with++) {
 		struct store_options options = { .path = "null:64G" };
 
@@ -711,23 +688,8 @@ int main(void)
 {
 	static const struct store_kind *const kinds[] = { &null_store_kind, &pace_store_kind,
 		&delay_store_kind, &hold_kind, &sched_store_kind };
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(several_streams_gain),
-		cmocka_unit_test(durable_writes_do_not_wait),
-		cmocka_unit_test(small_requests_soon_make_a_stream),
-		cmocka_unit_test(a_far_client_keeps_its_share),
-		cmocka_unit_test(many_streams_wait_no_longer),
-		cmocka_unit_test(nothing_waits_alone),
-		cmocka_unit_test(large_random_requests_are_no_stream),
-		cmocka_unit_test(nothing_waits_on_fast_disks),
-		cmocka_unit_test(nothing_waits_on_parallel_disks),
-		cmocka_unit_test(all_parts_are_done),
-		cmocka_unit_test(a_stuck_disk_stops_nobody),
-		cmocka_unit_test(stripes_are_left_alone),
-	};
-
 	for (size_t i = 0; i < ARRAY_COUNT(kinds); i++) {
 		store_register(kinds[i]);
 	}
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

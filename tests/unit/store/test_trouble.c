@@ -15,6 +15,7 @@
 
 #include "../stores.h"
 #include "harness.h"
+#include "unit.h"
 
 enum { SIZE = 1 << 20 };
 
@@ -78,11 +79,10 @@ static uint64_t blocks_of(const char *path)
 
 /* --- opening ------------------------------------------------------------------------------- */
 
-static void test_what_cannot_be_opened_is_explained(void **state)
+TEST(test_what_cannot_be_opened_is_explained)
 {
 	struct store_options options = { .path = scratch_path("nothing-here") };
 
-	GMB_UNUSED(state);
 	check_refused(&options, -ENOENT, "does not exist");
 	options.path = "";
 	check_refused(&options, -EINVAL, "no path given");
@@ -97,12 +97,11 @@ static void test_what_cannot_be_opened_is_explained(void **state)
 	check_refused(&options, -ENOTDIR, "/dev/null/x");
 }
 
-static void test_file_without_permission_is_explained(void **state)
+TEST(test_file_without_permission_is_explained)
 {
 	struct store_options options = { .path = scratch_file("locked", SIZE) };
 	bool is_root = geteuid() == 0;
 
-	GMB_UNUSED(state);
 	assert_int_equal(chmod(options.path, 0400), 0);
 	if (is_root) { /* permissions do not stop root, so be somebody else for a moment */
 		assert_int_equal(chmod(scratch_path("."), 0711), 0);
@@ -116,7 +115,7 @@ static void test_file_without_permission_is_explained(void **state)
 	}
 }
 
-static void test_direct_io_that_cannot_work_is_an_error(void **state)
+TEST(test_direct_io_that_cannot_work_is_an_error)
 {
 	const char *mounted = mount_here("ramfs", "");
 	struct store_options options = { .read_mode = STORE_MODE_DIRECT };
@@ -124,7 +123,6 @@ static void test_direct_io_that_cannot_work_is_an_error(void **state)
 	struct error error;
 	char path[600];
 
-	GMB_UNUSED(state);
 	snprintf(path, sizeof(path), "%s/image", mounted);
 	create(path, SIZE);
 	options.path = path;
@@ -138,7 +136,7 @@ static void test_direct_io_that_cannot_work_is_an_error(void **state)
 	unmount(mounted);
 }
 
-static void test_read_only_device_is_explained(void **state)
+TEST(test_read_only_device_is_explained)
 {
 	struct store_options options = { 0 };
 	struct bench bench;
@@ -146,7 +144,6 @@ static void test_read_only_device_is_explained(void **state)
 	char data[16];
 	int fd = loop_open_flags(scratch_file("image", SIZE), 512, true, device, sizeof(device));
 
-	GMB_UNUSED(state);
 	if (fd < 0) {
 		skip();
 	}
@@ -168,7 +165,7 @@ static void test_read_only_device_is_explained(void **state)
 	loop_close(fd);
 }
 
-static void test_replaced_file_is_noticed(void **state)
+TEST(test_replaced_file_is_noticed)
 {
 	char path[512];
 	char other[512];
@@ -179,7 +176,6 @@ static void test_replaced_file_is_noticed(void **state)
 	struct store *store;
 	struct error error;
 
-	GMB_UNUSED(state);
 	snprintf(path, sizeof(path), "%s", scratch_file("image", SIZE));
 	snprintf(other, sizeof(other), "%s", scratch_file("other", SIZE));
 	assert_int_equal(ring_create(&ring_options, &ring, &error), 0);
@@ -238,29 +234,26 @@ static void check_shrinking(enum store_mode mode)
 	free(data);
 }
 
-static void test_shrinking_file_gives_errors_and_does_not_grow(void **state)
+TEST(test_shrinking_file_gives_errors_and_does_not_grow)
 {
-	GMB_UNUSED(state);
 	check_shrinking(STORE_MODE_CACHED);
 }
 
-static void test_shrinking_file_read_directly(void **state)
+TEST(test_shrinking_file_read_directly)
 {
-	GMB_UNUSED(state);
 	if (!scratch_has_direct()) {
 		skip();
 	}
 	check_shrinking(STORE_MODE_DIRECT);
 }
 
-static void test_extents_of_a_file_cut_before_they_are_asked(void **state)
+TEST(test_extents_of_a_file_cut_before_they_are_asked)
 {
 	struct store_options options = { .path = scratch_file("image", SIZE) };
 	struct store_extent extents[4];
 	struct bench bench;
 	char path[512];
 
-	GMB_UNUSED(state);
 	snprintf(path, sizeof(path), "%s", options.path);
 	options.path = path;
 	bench_open(&bench, &options);
@@ -274,7 +267,7 @@ static void test_extents_of_a_file_cut_before_they_are_asked(void **state)
 
 /* --- space --------------------------------------------------------------------------------- */
 
-static void test_full_filesystem_is_enospc_and_heals(void **state)
+TEST(test_full_filesystem_is_enospc_and_heals)
 {
 	const char *mounted = mount_here("tmpfs", "size=1M");
 	struct store_options options = { 0 };
@@ -285,7 +278,6 @@ static void test_full_filesystem_is_enospc_and_heals(void **state)
 	int result = 0;
 	int good = 0;
 
-	GMB_UNUSED(state);
 	snprintf(path, sizeof(path), "%s/image", mounted);
 	create(path, 16 * SIZE);
 	options.path = path;
@@ -312,13 +304,12 @@ static void test_full_filesystem_is_enospc_and_heals(void **state)
 	free(back);
 }
 
-static void test_no_hole_provisions_and_unmap_gives_back(void **state)
+TEST(test_no_hole_provisions_and_unmap_gives_back)
 {
 	struct store_options options = { .path = scratch_file("image", SIZE) };
 	struct bench bench;
 	char path[512];
 
-	GMB_UNUSED(state);
 	snprintf(path, sizeof(path), "%s", options.path);
 	options.path = path;
 	bench_open(&bench, &options);
@@ -333,7 +324,7 @@ static void test_no_hole_provisions_and_unmap_gives_back(void **state)
 }
 
 /* tmpfs cannot zero a range and keep it: then zeroes are written, but never for a fast zero. */
-static void test_zeroes_are_written_where_nothing_else_works(void **state)
+TEST(test_zeroes_are_written_where_nothing_else_works)
 {
 	const char *mounted = mount_here("tmpfs", "size=8M");
 	struct store_options options = { 0 };
@@ -342,7 +333,6 @@ static void test_zeroes_are_written_where_nothing_else_works(void **state)
 	char path[600];
 	int fd;
 
-	GMB_UNUSED(state);
 	snprintf(path, sizeof(path), "%s/image", mounted);
 	create(path, SIZE);
 	fd = open(path, O_RDWR | O_CLOEXEC);
@@ -380,7 +370,7 @@ static void test_zeroes_are_written_where_nothing_else_works(void **state)
 	free(data);
 }
 
-static void test_ranges_of_terabytes(void **state)
+TEST(test_ranges_of_terabytes)
 {
 	const uint64_t size = UINT64_C(3) << 40;
 	struct store_options options = { 0 };
@@ -389,7 +379,6 @@ static void test_ranges_of_terabytes(void **state)
 	char path[512];
 	char data[8] = "far out";
 
-	GMB_UNUSED(state);
 	snprintf(path, sizeof(path), "%s", scratch_file("image", 0));
 	if (truncate(path, (off_t)size) != 0) {
 		skip(); /* a filesystem of small files */
@@ -416,7 +405,7 @@ static void test_ranges_of_terabytes(void **state)
  * A loop device over a sparse file on a filesystem that is too small: the page cache takes the
  * bytes, the disk does not, and only a flush tells.
  */
-static void test_failed_flush_stays_failed_until_reopened(void **state)
+TEST(test_failed_flush_stays_failed_until_reopened)
 {
 	const char *mounted = mount_here("tmpfs", "size=1M");
 	struct store_options options = { 0 };
@@ -429,7 +418,6 @@ static void test_failed_flush_stays_failed_until_reopened(void **state)
 	int fd;
 	int error;
 
-	GMB_UNUSED(state);
 	snprintf(path, sizeof(path), "%s/image", mounted);
 	create(path, 16 * SIZE);
 	fd = loop_open(path, 4096, device, sizeof(device));
@@ -468,21 +456,6 @@ static void test_failed_flush_stays_failed_until_reopened(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_what_cannot_be_opened_is_explained),
-		cmocka_unit_test(test_file_without_permission_is_explained),
-		cmocka_unit_test(test_direct_io_that_cannot_work_is_an_error),
-		cmocka_unit_test(test_read_only_device_is_explained),
-		cmocka_unit_test(test_replaced_file_is_noticed),
-		cmocka_unit_test(test_shrinking_file_gives_errors_and_does_not_grow),
-		cmocka_unit_test(test_shrinking_file_read_directly),
-		cmocka_unit_test(test_extents_of_a_file_cut_before_they_are_asked),
-		cmocka_unit_test(test_full_filesystem_is_enospc_and_heals),
-		cmocka_unit_test(test_no_hole_provisions_and_unmap_gives_back),
-		cmocka_unit_test(test_zeroes_are_written_where_nothing_else_works),
-		cmocka_unit_test(test_ranges_of_terabytes),
-		cmocka_unit_test(test_failed_flush_stays_failed_until_reopened),
-	};
 	int failed;
 
 	stores_register();
@@ -490,7 +463,7 @@ int main(void)
 	mounts_are_private = unshare(CLONE_NEWNS) == 0 &&
 			     mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
 	scratch_create();
-	failed = cmocka_run_group_tests(tests, NULL, NULL);
+	failed = unit_run(NULL, NULL);
 	scratch_remove();
 	return failed;
 }

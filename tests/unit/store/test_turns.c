@@ -4,18 +4,12 @@
  * flight: between any two turns only so much has changed, and short ones need not wait for the end
  * of long ones.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "../stores.h"
 #include "sim/sim.h"
 #include "store/store.h"
+#include "unit.h"
 
 #define GIB (UINT64_C(1) << 30)
 
@@ -169,21 +163,18 @@ static void check_clearing(enum store_op op, uint32_t flags, uint64_t per_turn_m
 	world_close(&world);
 }
 
-static void test_zeroes_that_stay_provisioned(void **state)
+TEST(test_zeroes_that_stay_provisioned)
 {
-	GMB_UNUSED(state);
 	check_clearing(STORE_ZERO, STORE_NO_HOLE, WRITTEN_PER_TURN_MAX);
 }
 
-static void test_zeroes_that_make_holes(void **state)
+TEST(test_zeroes_that_make_holes)
 {
-	GMB_UNUSED(state);
 	check_clearing(STORE_ZERO, 0, RELEASED_PER_TURN_MAX);
 }
 
-static void test_trims(void **state)
+TEST(test_trims)
 {
-	GMB_UNUSED(state);
 	check_clearing(STORE_TRIM, 0, RELEASED_PER_TURN_MAX);
 }
 
@@ -212,13 +203,12 @@ static void check_map(const struct job *job)
 	}
 }
 
-static void test_maps_of_a_huge_disk(void **state)
+TEST(test_maps_of_a_huge_disk)
 {
 	static struct job jobs[MAPS_COUNT];
 	struct world world;
 	uint64_t before = 0;
 
-	GMB_UNUSED(state);
 	world_open(&world, "memory:32G");
 	observe(&world, STORE_WRITE, 5 * GIB, 1 << 20);
 	for (uint32_t i = 0; i < MAPS_COUNT; i++) {
@@ -251,14 +241,13 @@ static void submit_zeroes(struct job jobs[LONG_COUNT], struct world *world, uint
 	}
 }
 
-static void test_a_short_zero_overtakes_long_ones(void **state)
+TEST(test_a_short_zero_overtakes_long_ones)
 {
 	static struct job jobs[LONG_COUNT];
 	struct job small;
 	struct job following;
 	struct world world;
 
-	GMB_UNUSED(state);
 	world_open(&world, "memory:16M");
 	fill(&world);
 	submit_zeroes(jobs, &world, LONG_BYTES);
@@ -278,12 +267,11 @@ static void test_a_short_zero_overtakes_long_ones(void **state)
 }
 
 /* What is short enough is as quick as ever: nobody waits for more turns than one. */
-static void test_short_ones_share_a_turn(void **state)
+TEST(test_short_ones_share_a_turn)
 {
 	static struct job jobs[LONG_COUNT];
 	struct world world;
 
-	GMB_UNUSED(state);
 	world_open(&world, "memory:16M");
 	fill(&world);
 	submit_zeroes(jobs, &world, PAGE);
@@ -295,15 +283,6 @@ static void test_short_ones_share_a_turn(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_zeroes_that_stay_provisioned),
-		cmocka_unit_test(test_zeroes_that_make_holes),
-		cmocka_unit_test(test_trims),
-		cmocka_unit_test(test_maps_of_a_huge_disk),
-		cmocka_unit_test(test_a_short_zero_overtakes_long_ones),
-		cmocka_unit_test(test_short_ones_share_a_turn),
-	};
-
 	stores_register();
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

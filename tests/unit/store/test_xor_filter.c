@@ -9,6 +9,7 @@
 
 #include "../stores.h"
 #include "harness.h"
+#include "unit.h"
 
 enum { STORE_BYTES = 1 << 20, KEY = 0x5a, ALIGN = 4096 };
 
@@ -34,7 +35,6 @@ static void xor_submit(struct store_queue *queue, struct store_part *part)
 	uint64_t room = (part->length + ALIGN - 1) / ALIGN * ALIGN;
 	uint8_t *own;
 
-	GMB_UNUSED(queue);
 	if (part->op == STORE_WRITE) {
 		own = aligned_alloc(ALIGN, room);
 		if (own == NULL) {
@@ -68,9 +68,6 @@ static void xor_inner_done(struct store_part *part, int result)
 static int xor_open(struct store *base, const struct store_options *options, const void *config,
 	struct error *error)
 {
-	GMB_UNUSED(options);
-	GMB_UNUSED(config);
-	GMB_UNUSED(error);
 	base->info.memory_rights |= MEM_CPU;
 	base->info.caps &= ~(uint32_t)(STORE_CAP_TRIM | STORE_CAP_FAST_ZERO | STORE_CAP_EXTENTS);
 	base->info.has_progress = false;
@@ -113,7 +110,7 @@ static void open_xor(struct bench *bench, const char *fault)
 	store_options_fini(&options);
 }
 
-static void data_below_is_transformed(void **state)
+TEST(data_below_is_transformed)
 {
 	static uint8_t written[STORE_BYTES];
 	static uint8_t before[STORE_BYTES];
@@ -126,7 +123,6 @@ static void data_below_is_transformed(void **state)
 	const uint8_t *below;
 	uint64_t seed = 1;
 
-	GMB_UNUSED(state);
 	open_xor(&bench, NULL);
 	below = memory_store_bytes(bench.store->inner);
 	for (size_t i = 0; i < ARRAY_COUNT(places); i++) {
@@ -152,7 +148,7 @@ static void data_below_is_transformed(void **state)
 }
 
 /* Several parts at a time, each with memory of its own, and one that fails. */
-static void parts_have_memory_of_their_own(void **state)
+TEST(parts_have_memory_of_their_own)
 {
 	enum { PARTS = 16, BYTES = 4096 };
 	static uint8_t data[PARTS][BYTES];
@@ -160,7 +156,6 @@ static void parts_have_memory_of_their_own(void **state)
 	struct waited_part parts[PARTS] = { 0 };
 	struct bench bench;
 
-	GMB_UNUSED(state);
 	open_xor(&bench, "write:EIO:nth=7");
 	for (int i = 0; i < PARTS; i++) {
 		memset(data[i], i + 1, BYTES);
@@ -178,12 +173,7 @@ static void parts_have_memory_of_their_own(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(data_below_is_transformed),
-		cmocka_unit_test(parts_have_memory_of_their_own),
-	};
-
 	stores_register();
 	store_register(&xor_store_kind);
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return unit_run(NULL, NULL);
 }

@@ -67,6 +67,10 @@ class Lab:
         disks: sizes in bytes of empty disks, /dev/vda and so on, which outlive a power failure.
         memory (MiB), cpus, mtu, append (kernel command line), machine, cpu, accel, qemu (a list of
         further arguments).
+        QEMU before 8.1 can run the old code of a page that another processor of the guest writes
+        while the page is translated. A guest with several processors then panics, rarely, with a
+        trap at an instruction that the kernel has just replaced. So the kernel boots and loads
+        modules on one processor, and more than one is for tests that need them.
         """
         unknown = set(options) - set(DEFAULTS)
         if unknown:
