@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import nbdmini
+import ports
 import support
 
 # Becomes the server in the same process, as the service manager does: LISTEN_PID must be its own.
@@ -43,6 +44,14 @@ class SocketActivation(support.Case):
         self.addCleanup(process.kill)
         return process
 
+    def addresses(self, process, count=1):
+        """The addresses that the server prints, or a failure with the reason if it has ended."""
+        lines = [process.stdout.readline().rstrip("\n") for _ in range(count)]
+        if "" in lines:
+            process.kill()
+            self.fail(f"the server printed {lines}: {process.communicate()[1]}")
+        return lines
+
     def listen_unix(self, name, backlog=8):
         sock = socket.socket(socket.AF_UNIX)
         self.addCleanup(sock.close)
@@ -56,7 +65,7 @@ class SocketActivation(support.Case):
         # Service managers hand sockets over non-blocking.
         tcp.setblocking(False)
         process = self.launch([tcp, self.listen_unix("a")], "null:1M")
-        uris = [process.stdout.readline().rstrip("\n") for _ in range(2)]
+        uris = self.addresses(process, 2)
         self.assertEqual(uris, [f"nbd://127.0.0.1:{tcp.getsockname()[1]}", self.socket_uri("a")])
         for uri in uris:
             with nbdmini.open_export(uri) as client:
@@ -71,8 +80,7 @@ class SocketActivation(support.Case):
         """The limits of lines in the log are by address, and some share them."""
         process = self.launch([self.listen_unix(f"s{i}") for i in range(80)], "null:1M",
                               "--max-connections", "1", "--log-level", "debug")
-        for i in range(80):
-            self.assertEqual(process.stdout.readline(), f"{self.socket_uri(f's{i}')}\n")
+        self.assertEqual(self.addresses(process, 80), [self.socket_uri(f"s{i}") for i in range(80)])
         with nbdmini.open_export(self.socket_uri("s79")) as client:
             client.read(0, 512)
             with nbdmini.Client(self.socket_uri("s64")) as other:
@@ -87,8 +95,7 @@ class SocketActivation(support.Case):
 
     def test_added_to_the_addresses_asked_for(self):
         process = self.launch([self.listen_unix("a")], "null:1M", "--listen", self.socket_uri("b"))
-        self.assertEqual([process.stdout.readline().rstrip("\n") for _ in range(2)],
-                         [self.socket_uri("a"), self.socket_uri("b")])
+        self.assertEqual(self.addresses(process, 2), [self.socket_uri("a"), self.socket_uri("b")])
 
     def check_not_opened_again(self, sock, uri, *addresses):
         """The socket is served at uri, and these addresses are the same one."""
@@ -97,8 +104,7 @@ class SocketActivation(support.Case):
                                     "exports: [{name: '', path: 'null:1M'}]\n")
             for arguments in (["--config", config], ["null:1M", "--listen", address]):
                 process = self.launch([sock], *arguments, cwd=self.folder)
-                self.assertEqual(process.stdout.readline(), f"{uri}\n",
-                                 f"{address} beside {uri}: {process.poll()}")
+                self.assertEqual(self.addresses(process), [uri], f"{address} beside {uri}")
                 with nbdmini.open_export(uri) as client:
                     self.assertEqual(client.size, 1 << 20)
                 process.terminate()
@@ -132,11 +138,12 @@ class SocketActivation(support.Case):
                                         f"nbd://127.0.0.1:{port}", f"nbd://localhost:{port}")
 
     def test_another_address_on_the_same_port_is_opened(self):
-        with socket.create_server(("127.0.0.1", 0)) as tcp:
-            port = tcp.getsockname()[1]
+        # A client of a parallel test can have a port that the kernel chose, on the other address.
+        port = ports.free()
+        with socket.create_server(("127.0.0.1", port)) as tcp:
             process = self.launch([tcp], "null:1M", "--listen", f"nbd://127.0.0.2:{port}",
                                   "--listen", "nbd://127.0.0.1:0")
-            uris = [process.stdout.readline().rstrip("\n") for _ in range(3)]
+            uris = self.addresses(process, 3)
             self.assertEqual(uris[:2], [f"nbd://127.0.0.1:{port}", f"nbd://127.0.0.2:{port}"])
             self.assertRegex(uris[2], r"^nbd://127\.0\.0\.1:[1-9]\d*$")
             for uri in uris:
@@ -155,8 +162,7 @@ class SocketActivation(support.Case):
                                     (socket.AF_INET6, "::", "[::1]")):
             with socket.create_server((host, 0), family=family) as tcp:
                 process = self.launch([tcp], "null:1M")
-                self.assertEqual(process.stdout.readline(),
-                                 f"nbd://{shown}:{tcp.getsockname()[1]}\n")
+                self.assertEqual(self.addresses(process), [f"nbd://{shown}:{tcp.getsockname()[1]}"])
                 process.terminate()
                 self.assertEqual(process.wait(), 0)
 
@@ -174,7 +180,7 @@ class SocketActivation(support.Case):
 
     def check_only_served(self, sockets, uri, **variables):
         process = self.launch(sockets, "null:1M", "--listen", self.socket_uri("own"), **variables)
-        self.assertEqual(process.stdout.readline().rstrip("\n"), uri, variables)
+        self.assertEqual(self.addresses(process), [uri], variables)
         process.terminate()
         output, errors = process.communicate()
         self.assertEqual((process.returncode, output), (0, ""), f"{variables} {errors}")
