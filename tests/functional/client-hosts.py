@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 
+import ports
 import relay
 import support
 import tls_tool
@@ -535,7 +536,7 @@ class HostsNbd(Base):
             server.host = server.uri.split("//")[1].split("/")[0]
             return server
         os.mkdir(self.path("state"))
-        server = serve("127.0.0.1:0")
+        server = serve(f"127.0.0.1:{ports.free()}")
         home, other = self.behind_relay(server, Full), self.behind_relay(server)
         client = self.open(home, other, lease=gmblock.LEASE_EXCLUSIVE, lease_ms=5000, connect_timeout_ms=2000, connections=1)
         home.full = True

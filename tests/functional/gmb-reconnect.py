@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 
+import ports
 import support
 
 PROGRAM = DRIVER = ""
@@ -214,12 +215,7 @@ class NetworkReconnect(UnixReconnect):
 
     def setUp(self):
         super().setUp()
-        self.listen = "gmb://127.0.0.1:0"
-
-    def serve(self, *keys):
-        server = super().serve(*keys)
-        self.listen = server.uri
-        return server
+        self.listen = f"gmb://127.0.0.1:{ports.free()}"
 
 
 if __name__ == "__main__":

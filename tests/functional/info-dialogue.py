@@ -545,10 +545,11 @@ class Addresses(InfoCase):
             self.assertIn(text, done.stderr)
 
     def test_nobody_there(self):
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-        self.refused_without_server(f"nbd://127.0.0.1:{port}", f"127.0.0.1:{port}",
-                                    "Connection refused", "check that the server is running")
+        with socket.socket() as deaf:  # nobody else has its port
+            deaf.bind(("127.0.0.1", 0))
+            port = deaf.getsockname()[1]
+            self.refused_without_server(f"nbd://127.0.0.1:{port}", f"127.0.0.1:{port}",
+                                        "Connection refused", "check that the server is running")
 
     def test_no_such_socket(self):
         self.refused_without_server("nbd+unix:///?socket=/nonexistent/socket",

@@ -6,12 +6,12 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 import unittest
 
+import ports
 from info_tool import GMBLOCK, InfoCase, row
 
 SIZE = 123456789
@@ -139,17 +139,9 @@ class QemuNbd(PeerCase):
 class NbdServer(PeerCase):
     def setUp(self):
         super().setUp()
-        # It cannot take a port from the kernel and tell which, and its Unix socket does not work
-        # (3.24): so a port that was free a moment ago, and again if somebody was faster.
-        for _ in range(10):
-            with socket.create_server(("127.0.0.1", 0)) as probe:
-                port = probe.getsockname()[1]
-            if self.start(port):
-                self.uri = f"nbd://127.0.0.1:{port}/"
-                return
-        self.fail("nbd-server did not start")
-
-    def start(self, port):
+        # It cannot take a port from the kernel and tell which, and its Unix socket does not work (3.24).
+        port = ports.free()
+        self.uri = f"nbd://127.0.0.1:{port}/"
         config = os.path.join(self.folder, "config")
         pid_path = os.path.join(self.folder, "pid")
         with open(config, "w", encoding="ascii") as out:
@@ -157,19 +149,18 @@ class NbdServer(PeerCase):
                       f"[rw]\nexportname = {self.image}\nflush = true\nfua = true\n"
                       f"[ro]\nexportname = {self.image}\nreadonly = true\n")
         # It becomes a daemon once it listens, and writes its pid a little later.
-        if subprocess.run(["nbd-server", "-C", config, "-p", pid_path], check=False,
-                          timeout=PATIENCE_S, stdin=subprocess.DEVNULL,
-                          stderr=subprocess.DEVNULL).returncode != 0:
-            return False
+        done = subprocess.run(["nbd-server", "-C", config, "-p", pid_path], check=False,
+                              timeout=PATIENCE_S, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        self.assertEqual(done.returncode, 0, done.stderr)
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             try:
                 with open(pid_path, encoding="ascii") as pid:
                     self.addCleanup(os.kill, int(pid.read()), signal.SIGTERM)
-                return True
+                return
             except (OSError, ValueError):
                 os.sched_yield()
-        return False
+        self.fail("nbd-server did not write its process id")
 
     def test_facts(self):
         document = self.document(self.uri + "rw")

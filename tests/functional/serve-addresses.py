@@ -4,6 +4,7 @@ import re
 import socket
 
 import nbdmini
+import ports
 import support
 
 
@@ -63,34 +64,26 @@ class Addresses(support.Case):
         self.check_served(server.uri)
         self.check_served(f"nbd://127.0.0.2:{self.port(server.uri)}")
 
-    def start_in_both_families(self, first_uri):
-        """A server at the wildcards of both families, with the port of one at first_uri that has ended. Another
-        program may have taken that port since: then with another one."""
-        for _ in range(20):
-            first = self.start_tcp(first_uri)
-            port = self.port(first.uri)
-            self.check_warned(first, port)
-            try:
-                return self.start_tcp(f"nbd://0.0.0.0:{port}", f"nbd://[::]:{port}"), port
-            except AssertionError as error:
-                if "in use by another program" not in str(error):
-                    raise
-        return self.fail("a port was taken by another program 20 times")
+    def start_in_both_families(self, host):
+        """A server at the wildcards of both families, with the port of one at host that has ended."""
+        port = ports.free()
+        self.check_warned(self.start_tcp(f"nbd://{host}:{port}"), port)
+        return self.start_tcp(f"nbd://0.0.0.0:{port}", f"nbd://[::]:{port}"), port
 
     @support.unittest.skipUnless(have_ipv6(), "no IPv6 on loopback")
     def test_wildcards_of_both_families_share_a_port(self):
-        server, port = self.start_in_both_families("nbd://0.0.0.0:0")
+        server, port = self.start_in_both_families("0.0.0.0")
         self.assertEqual(server.uris, [f"nbd://127.0.0.1:{port}", f"nbd://[::1]:{port}"])
         for uri in server.uris:
             self.check_served(uri)
 
-    def check_warned(self, server, *ports):
+    def check_warned(self, server, *numbers):
         """One line for each port says what may happen; nothing else is said."""
         status, errors = server.stop()
         self.assertEqual(status, 0, errors)
         self.assertEqual(errors.splitlines(), [
             f"gmblock: warning: port {port} is open to the whole network and has no TLS: "
-            "any host that can reach this machine can use the disks; see --tls" for port in ports])
+            "any host that can reach this machine can use the disks; see --tls" for port in numbers])
 
     def test_an_open_port_is_warned_of(self):
         server = self.start_tcp("nbd://0.0.0.0:0", "nbd://127.0.0.1:0", "nbd://0.0.0.0:0",
@@ -111,7 +104,7 @@ class Addresses(support.Case):
 
     @support.unittest.skipUnless(have_ipv6(), "no IPv6 on loopback")
     def test_a_port_open_in_both_families_is_warned_of_once(self):
-        self.check_warned(*self.start_in_both_families("nbd://[::]:0"))
+        self.check_warned(*self.start_in_both_families("[::]"))
 
     def test_other_addresses_are_not_warned_of(self):
         self.check_warned(self.start_tcp("nbd://127.0.0.1:0", "nbd://localhost:0",

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import unittest
 
+import ports
 import support
 
 
@@ -44,9 +45,9 @@ class PortInUse(support.Case):
                            "cannot resolve host 'no.such.host.invalid'")
 
     def test_the_port_can_be_used_again_at_once(self):
-        server = self.start("null:1M", "--listen", "nbd://127.0.0.1:0")
-        with socket.create_connection(
-                ("127.0.0.1", int(server.uri.rsplit(":", 1)[1]))) as client:
+        port = ports.free()
+        server = self.start("null:1M", "--listen", f"nbd://127.0.0.1:{port}")
+        with socket.create_connection(("127.0.0.1", port)) as client:
             self.assertEqual(client.recv(8, socket.MSG_WAITALL), b"NBDMAGIC")
             # The server closes first, so its side of the connection lingers in TIME_WAIT.
             self.assertEqual(server.stop()[0], 0)
