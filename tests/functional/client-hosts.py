@@ -92,10 +92,11 @@ class Base(support.Case):
         self.addCleanup(self.queue.destroy)
 
     def serve(self, name, *arguments, scheme=None):
-        """A server on a free port; it has an export "spare", so that it can be started without the disk."""
+        """A server on a port that stays free after its end; it has an export "spare", so that it can be started without the
+        disk."""
         server = self.start("--export", "spare=memory:1M", *arguments, "--control", self.path(name + ".control"),
                             "--export-folder", self.folder,
-                            "--listen", f"{scheme or self.SCHEME}://127.0.0.1:0")
+                            "--listen", f"{scheme or self.SCHEME}://127.0.0.1:{ports.free()}")
         server.name = name
         server.host = server.uri.split("//")[1].split("/")[0]
         return server
