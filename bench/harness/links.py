@@ -16,7 +16,7 @@ import subprocess
 from . import daemons
 from .rig import Unavailable
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 MTU_PAYLOAD, MTU_FRAME = 1448, 1514  # of a full TCP segment with timestamps, and what tc counts
 # Smaller bursts of the sender than the usual 64 KiB, so that the bucket can be small, too: what it
 # saves up while the link is idle is sent without any delay.

@@ -21,7 +21,7 @@ UNBOUND = "/sys/devices/virtual/workqueue/cpumask"
 CACHE = "/sys/devices/system/cpu/cpu%d/cache"
 SET_BYTES_MAX = 512 << 20
 CONTENT_BYTES, PIECE_BYTES = 8 << 20, 64 << 10
-STOP_TIMEOUT_S = 30
+STOP_TIMEOUT_S = 120
 
 
 def working_set(cpu):

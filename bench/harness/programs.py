@@ -70,7 +70,7 @@ class Process:
 
     def stop(self):
         self.process.terminate()
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=SECONDS_MAX)
 
 
 def wait_until_up(server, port):

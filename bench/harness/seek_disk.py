@@ -22,7 +22,7 @@ READ_AHEAD_KIB = 512  # the papers' servers
 PAPERS_RATE, PAPERS_SEEK_US = 150 * 10 ** 6, 8000  # the disk on which the papers' patterns run
 NICE = -15  # a disk does not wait for processors
 CGROUPS = "/sys/fs/cgroup"
-PATIENCE_S = 10
+PATIENCE_S = 120
 
 
 class SeekDisk:
