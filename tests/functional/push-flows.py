@@ -124,19 +124,21 @@ class PushFlows(push_tool.Case):
 
     def test_a_silent_connection(self):
         """A connection that is neither alive nor dead is replaced."""
-        self.pair(arguments=("--handshake-timeout", "1s"))
-        push = self.start_push("--connections", "2", "--rate", "4M", *self.uris)
-        self.wait_for_flows(2)
-        self.relay.hold(EXTRA, relay.UP, relay.DOWN)
-        self.wait_for(lambda: len(self.relay.links) > EXTRA + 1 or push.poll() is not None)
-        self.assertEqual(self.finish(push), "")
-        self.assertEqual(digest(self.source), digest(self.target))
-        self.assertEqual(self.counters(self.second)["bytes_written"], 32 * MIB)
-        self.check_served("a connection was replaced")
+        def check(factor):
+            self.pair(arguments=("--handshake-timeout", f"{factor}s"))
+            push = self.start_push("--connections", "2", "--rate", "4M", *self.uris)
+            self.wait_for_flows(2)
+            self.relay.hold(EXTRA, relay.UP, relay.DOWN)
+            self.wait_for(lambda: len(self.relay.links) > EXTRA + 1 or push.poll() is not None)
+            self.assertEqual(self.finish(push), "")
+            self.assertEqual(digest(self.source), digest(self.target))
+            self.assertEqual(self.counters(self.second)["bytes_written"], 32 * MIB)
+            self.check_served("a connection was replaced")
+        self.at_some_pace(check)
 
     def test_a_connection_that_breaks_at_the_end(self):
         """While the destination reads its disk back, no piece is left that the connection could lose."""
-        self.pair(8 * MIB, keys=",delay=read:1s")
+        self.pair(8 * MIB, keys=",delay=read:4s")
         push = self.start_push("--connections", "2", "--rate", "8M", "--verify=read", *self.uris)
         self.wait_for_flows(2)
         uri = self.second.push("disk")

@@ -494,19 +494,22 @@ class Push(push_tool.Case):
 
     def test_silence(self):
         """Who gives no sign of life loses what it was lent; who is slow does not."""
-        source = self.image("source", 4 * MIB, (0, 4 * MIB))
-        slow = self.serve(f"disk={source}", "other=memory:4M", arguments=("--handshake-timeout", "2s"))
-        code, number, errors = self.run_gmblock("push", "--detach", "--rate", "1", slow.push("disk"),
-                                                slow.push("other"))
-        self.assertEqual((code, errors), (0, ""))
-        server = self.serve("disk=memory:4M", arguments=("--handshake-timeout", "2s"))
-        run = subprocess.run([DRIVER, server.push("disk"), self.path("mute")], stdout=subprocess.PIPE, text=True,
-                             check=True)
-        lines = dict(line.split(": ", 1) for line in run.stdout.splitlines())
-        self.assertIn("the source does not respond", lines["silent"])
-        self.assertIn("the destination does not respond", lines["no answer"])
-        states = {job["state"] for job in self.jobs(slow.push("disk"), "--status", number.strip())}
-        self.assertEqual(states, {"moves"})
+        def check(factor):
+            limit = "--handshake-timeout", f"{2 * factor}s"
+            source = self.image("source", 4 * MIB, (0, 4 * MIB))
+            slow = self.serve(f"disk={source}", "other=memory:4M", arguments=limit)
+            code, number, errors = self.run_gmblock("push", "--detach", "--rate", "1", slow.push("disk"),
+                                                    slow.push("other"))
+            self.assertEqual((code, errors), (0, ""))
+            server = self.serve("disk=memory:4M", arguments=limit)
+            run = subprocess.run([DRIVER, server.push("disk"), self.path(f"mute{factor}")], stdout=subprocess.PIPE,
+                                 text=True, check=True)
+            lines = dict(line.split(": ", 1) for line in run.stdout.splitlines())
+            self.assertIn("the source does not respond", lines["silent"])
+            self.assertIn("the destination does not respond", lines["no answer"])
+            states = {job["state"] for job in self.jobs(slow.push("disk"), "--status", number.strip())}
+            self.assertEqual(states, {"moves"})
+        self.at_some_pace(check)
 
     def test_rights(self):
         """Those of who runs the command count: here, of a user who may only read."""

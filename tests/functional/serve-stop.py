@@ -121,8 +121,10 @@ class Stop(support.Case):
         with nbdmini.open_export(server.uri) as client:
             client.send_request(nbdmini.CMD_READ, 10, 0, 512)
             client.flush()
+            server.freeze()
             server.signal(signal.SIGINT)
             server.signal(signal.SIGTERM)
+            server.signal(signal.SIGCONT)
             self.assertEqual(client.reply(), (10, 0))
         self.assertEqual(server.wait()[0], 0)
 

@@ -287,7 +287,7 @@ class Requests(Case):
             self.check_request(request, "read", request["offset"], 512)
 
     def test_a_client_that_leaves_is_as_if_it_had_not_been(self):
-        server = self.serve("--export", "=memory:16M,delay=read:20ms:range=0+4K")
+        server = self.serve("--export", "=memory:16M,delay=read:3s:range=0+4K")
         tracer = self.begin("--json")
         with nbdmini.open_export(server.uri) as client:
             client.send_request(nbdmini.CMD_READ, 1, 0, 4096)
