@@ -478,8 +478,10 @@ class NbdServer(Peer):
 
     @staticmethod
     def reachable(sockaddr):
+        """It also looks for a prime number after it listens, for up to seconds of CPU time."""
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            return probe.connect_ex(sockaddr) == 0
+            probe.settimeout(START_SECONDS)
+            return probe.connect_ex(sockaddr) == 0 and probe.recv(8) != b''
 
     @staticmethod
     def await_true(condition, server):

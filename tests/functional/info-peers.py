@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -148,19 +149,32 @@ class NbdServer(PeerCase):
             out.write(f"[generic]\nlistenaddr = 127.0.0.1\nport = {port}\nallowlist = true\n"
                       f"[rw]\nexportname = {self.image}\nflush = true\nfua = true\n"
                       f"[ro]\nexportname = {self.image}\nreadonly = true\n")
-        # It becomes a daemon once it listens, and writes its pid a little later.
         done = subprocess.run(["nbd-server", "-C", config, "-p", pid_path], check=False,
                               timeout=PATIENCE_S, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
         self.assertEqual(done.returncode, 0, done.stderr)
+        # The daemon writes its pid, listens, and then looks for a prime number, which takes up to seconds of CPU time.
+        self.wait_until_done(lambda: self.addCleanup(os.kill, self.read_number(pid_path), signal.SIGTERM))
+        self.wait_until_done(lambda: self.greeting(port))
+
+    def wait_until_done(self, attempt):
         end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < end:
+        while True:
             try:
-                with open(pid_path, encoding="ascii") as pid:
-                    self.addCleanup(os.kill, int(pid.read()), signal.SIGTERM)
+                attempt()
                 return
-            except (OSError, ValueError):
-                os.sched_yield()
-        self.fail("nbd-server did not write its process id")
+            except (OSError, ValueError) as error:
+                self.assertLess(time.monotonic(), end, error)
+                time.sleep(0.01)
+
+    @staticmethod
+    def read_number(path):
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+
+    @staticmethod
+    def greeting(port):
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as probe:
+            return probe.recv(8)
 
     def test_facts(self):
         document = self.document(self.uri + "rw")
