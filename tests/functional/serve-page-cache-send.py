@@ -51,7 +51,7 @@ class PageCacheSend(support.Case):
 
     def told(self):
         """What the statistics say of the export."""
-        code, output, errors = self.run_gmblock("stats", "--json", self.server.uri)
+        code, output, errors = self.run_gmblock("stats", "--json", str(self.server.process.pid))
         self.assertEqual((code, errors), (0, ""))
         return json.loads(output)["exports"][0]
 
@@ -60,7 +60,7 @@ class PageCacheSend(support.Case):
 
     def shown(self):
         """The same, for people."""
-        code, output, errors = self.run_gmblock("stats", self.server.uri)
+        code, output, errors = self.run_gmblock("stats", str(self.server.process.pid))
         self.assertEqual((code, errors), (0, ""))
         return output
 
@@ -88,7 +88,7 @@ class PageCacheSend(support.Case):
         told = self.told()
         self.assertEqual(told["page_cache_send_bytes"], expected + 540_000)
         self.assertEqual(told["page_cache_send_misses"], 0)
-        code, output, errors = self.run_gmblock("stats", self.server.uri)
+        code, output, errors = self.run_gmblock("stats", str(self.server.process.pid))
         self.assertEqual((code, errors), (0, ""))
         self.assertRegex(output, r"  Bytes of reads sent directly from the page cache, without a copy by the server: \d+\.\d{3} MB\n")
 
@@ -96,7 +96,8 @@ class PageCacheSend(support.Case):
         client = self.open()
         for form in (["--json"], []):
             with subprocess.Popen(
-                    [support.program(), "trace", "--request", "--count", "2", *form, self.server.uri],
+                    [support.program(), "trace", "--request", "--count", "2", *form,
+                     str(self.server.process.pid)],
                     stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tracer:
                 self.assertIn("waiting for 2 requests", tracer.stderr.readline())
                 self.read(client, 0, MIB)

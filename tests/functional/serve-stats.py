@@ -37,7 +37,9 @@ class Stats(support.Case):
 
     def stats(self, server=None):
         code, output, errors = self.run_gmblock("stats", "--json", server or self.control)
-        self.assertEqual((code, errors), (0, ""))
+        # By a URI, root asks also the servers of parallel tests; some of these are stopped.
+        self.assertRegex(errors, r"^(gmblock: warning: /run/\S*: no response for .*\n)*$")
+        self.assertEqual(code, 0, errors)
         return json.loads(output)
 
     def operations(self, index=0):
