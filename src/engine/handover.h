@@ -131,6 +131,7 @@ void engine_let_go(struct engine *engine);
 void engine_adopt(struct engine *engine, const struct endpoint *endpoint,
 	const struct session_record *record);
 /* Called by kind->adopt() after session_init(): chooses the export in the record and sets the
- * session's takeover token. Returns errors like session_choose(). After -EAGAIN, it must be called
- * again from kind->resume(), which may be called when the engine is no longer paused. */
+ * session's takeover token. Returns errors like session_choose(). After -EAGAIN, the session ends,
+ * or calls it again from kind->resume(), which may be called when the engine is no longer paused.
+ */
 GMB_MUST_CHECK int session_adopt(struct session *session, const struct session_record *record);

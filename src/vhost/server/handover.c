@@ -486,6 +486,7 @@ int vhost_session_adopt(
 {
 	struct vhost_wire_state wire;
 	struct vhost_session *session;
+	const char *text;
 	char *name;
 	int rc;
 
@@ -506,17 +507,17 @@ int vhost_session_adopt(
 	rights_permit(endpoint->fd);
 	rc = adopt_state(session, record, &wire);
 	if (rc < 0) {
-		session->base.handed_over = true;
-		session_terminate(&session->base, strerror(-rc));
-		return 0;
+		text = strerror(-rc);
+	} else {
+		/* An upgrade begins only when the disks are available, so no session waits. */
+		rc = session_adopt(&session->base, record);
+		text = session_choose_text(&session->base, rc == -EAGAIN ? -ETIMEDOUT : rc);
 	}
-	rc = session_adopt(&session->base, record);
-	/* Until the export is available, the connection belongs to the other process. */
-	session->base.handed_over = rc < 0;
-	if (rc == 0) {
+	if (rc < 0) {
+		session->base.handed_over = true;
+		session_terminate(&session->base, text);
+	} else {
 		session_set_state(&session->base, SESSION_READY);
-	} else if (rc != -EAGAIN) {
-		session_terminate(&session->base, session_choose_text(&session->base, rc));
 	}
 	return 0;
 }

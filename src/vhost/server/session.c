@@ -93,7 +93,6 @@ static void vhost_session_choose(struct vhost_session *session)
 					 : session_choose_text(&session->base, rc));
 		return;
 	}
-	session->base.handed_over = false;
 	session_set_state(&session->base, SESSION_READY);
 	vhost_session_go_on(session);
 }
