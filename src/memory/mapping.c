@@ -22,6 +22,7 @@ struct mapping_slot {
 static struct mapping_slot slots[MAPPINGS_MAX];
 static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER; /* for changes of slots */
 static _Atomic uint32_t slots_used;
+static uint64_t slots_bytes; /* of all mappings */
 static struct sigaction action_before;
 
 /* Replaces the mapping that contains the address. A signal handler may call mmap(), which is only a
@@ -74,7 +75,8 @@ static int slot_take(struct mapping *mapping)
 		is_handled = true;
 		mapping_handle_faults();
 	}
-	for (uint32_t i = 0; i < MAPPINGS_MAX; i++) {
+	for (uint32_t i = 0;
+		i < MAPPINGS_MAX && mapping->start_bytes <= MAPPINGS_BYTES_MAX - slots_bytes; i++) {
 		if (atomic_load_explicit(&slots[i].start, memory_order_relaxed) == 0) {
 			atomic_store_explicit(&slots[i].is_broken, false, memory_order_relaxed);
 			/* Release: start is 0 for those who see the new value. */
@@ -85,6 +87,7 @@ static int slot_take(struct mapping *mapping)
 			mapping->slot = i;
 			/* Relaxed order: the number publishes no other data. */
 			atomic_fetch_add_explicit(&slots_used, 1, memory_order_relaxed);
+			slots_bytes += mapping->start_bytes;
 			rc = 0;
 			break;
 		}
@@ -147,6 +150,7 @@ void mapping_destroy(struct mapping *mapping)
 	pthread_mutex_lock(&slots_lock);
 	atomic_store_explicit(&slots[mapping->slot].start, 0, memory_order_relaxed);
 	atomic_fetch_sub_explicit(&slots_used, 1, memory_order_relaxed);
+	slots_bytes -= mapping->start_bytes;
 	pthread_mutex_unlock(&slots_lock);
 	dispose(&(struct disposal){ .base = mapping->start, .bytes = mapping->start_bytes });
 	*mapping = (struct mapping){ 0 };

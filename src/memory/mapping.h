@@ -15,7 +15,10 @@
 
 #include "base/compiler.h"
 
-enum { MAPPINGS_MAX = 4096 }; /* of the whole process */
+/* Limits of the whole process. A sparse file costs its owner nothing, but uses up addresses: a
+ * process has 128 TiB on x86-64. */
+enum { MAPPINGS_MAX = 4096 };
+#define MAPPINGS_BYTES_MAX (UINT64_C(1) << 46)
 
 struct mapping {
 	uint8_t *base; /* NULL: no mapping */
@@ -31,7 +34,7 @@ struct mapping {
  * - -EPERM: the file is not a memfd and not on tmpfs or hugetlbfs. Others are rejected, because
  *   the file system (FUSE) could block each access.
  * - -ERANGE: the range extends beyond the end of the file, or is empty.
- * - -ENOSPC: the process has MAPPINGS_MAX mappings.
+ * - -ENOSPC: the process would have more than MAPPINGS_MAX mappings, or MAPPINGS_BYTES_MAX.
  * - -ENOMEM, and other errors of mmap(2).
  */
 GMB_MUST_CHECK int mapping_create(

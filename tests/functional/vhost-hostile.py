@@ -52,6 +52,7 @@ def sleeping_epoll(case, event):
 class Hostile(support.Case):
     def setUp(self):
         super().setUp()
+        self.logged = ""
         socket_path = self.path("socket")
         self.make_file("disk", SECTOR * 2048)
         self.server = self.start("--export", f"disk={self.path('disk')}", "--threads", "1",
@@ -63,6 +64,7 @@ class Hostile(support.Case):
             self.assertEqual(device.read(5, 512), SECTOR)
         status, errors = self.server.stop()
         self.assertEqual(status, 0, errors)
+        self.assertIn(self.logged, errors)
 
     def device(self, **options):
         device = tool.Device(self.server.uri, **options)
@@ -170,6 +172,26 @@ class Descriptors(Hostile):
                 tool.SET_MEM_TABLE, struct.pack("=IIQQQQ", 1, 0, *region), [device.memory_fd]), region)
         self.assertFalse(device.acknowledged(
             tool.SET_MEM_TABLE, struct.pack("=II", 2, 0) + 2 * device.region(), [device.memory_fd]))
+
+    def test_more_memory_than_the_process_can_map(self):
+        """Sparse files of many front ends together; one of them alone has less."""
+        with open(support.GMBLOCK, "rb") as program:
+            if b"__tsan_init" in program.read():
+                self.skipTest("ThreadSanitizer ends a process with such mappings")
+        huge = os.memfd_create("huge")
+        self.addCleanup(os.close, huge)
+        os.ftruncate(huge, 8 << 40)
+        devices, accepted = [], True
+        while accepted:
+            devices.append(self.device(start=False))
+            devices[-1].negotiate()
+            accepted = devices[-1].acknowledged(
+                tool.SET_MEM_TABLE, struct.pack("=IIQQQQ", 1, 0, 0, 8 << 40, tool.USER, 0), [huge])
+        self.assertEqual(len(devices), 9)
+        devices[0].check(tool.SET_MEM_TABLE, bytes(8))
+        devices[-1].start()
+        self.assertEqual(devices[-1].read(3, 512), SECTOR)
+        self.logged = "64 TiB"
 
     def test_events_that_are_not_eventfds(self):
         reader, writer = os.pipe()

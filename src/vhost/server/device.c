@@ -195,7 +195,8 @@ static const char *vhost_memory_text(int error)
 	case EMFILE:
 		return "too many regions of its earlier memory are in use by requests in flight";
 	case ENOSPC:
-		return "the server's limit on mappings of guest memory is reached";
+		return "the guest memory of all front ends reaches the server's limit of 4096 "
+		       "regions or 64 TiB";
 	default:
 		return "the server cannot map the guest memory";
 	}
