@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/rights.h"
@@ -353,6 +354,9 @@ void vhost_session_close(struct session *base)
 		dispose_fd(session->back_fd, base->peer.credentials.uid, false);
 	}
 	ring_file_remove(ring, &session->file);
+	if (!base->handed_over) {
+		shutdown(fd, SHUT_RDWR); /* the descriptor is perhaps closed much later */
+	}
 	ring_socket_close(ring, fd);
 	free(session->export_name);
 	free(session);
