@@ -9,11 +9,13 @@ import mmap
 import os
 import random
 import select
+import signal
 import socket
 import struct
 import threading
 import unittest
 
+import lingering_socket
 import nbdmini
 import support
 import trace_tool
@@ -248,6 +250,35 @@ class Descriptors(Hostile):
             device.check(tool.SET_VRING_ERR, struct.pack("=Q", 0), [device.queue.error_fd])
             for one in device, self.device():
                 self.assertEqual(one.read(0, 512), SECTOR)
+
+    def test_memory_whose_descriptors_are_closed_slowly(self):
+        """Rejected ones count towards the limit of their user, who could otherwise use up all descriptors."""
+        device = self.device(protocol=tool.REPLY_ACK | tool.SLOTS, start=False)
+        device.negotiate()
+        message, peers = bytes(8) + device.region(), []
+        self.server.freeze()  # otherwise the last descriptor may be ours
+        for _ in range(2):
+            outer, inner = socket.socketpair()
+            with outer, inner:
+                slow = lingering_socket.make(peers)
+                self.addCleanup(peers[-1].close)
+                socket.send_fds(inner, [b"x"], [slow.fileno()])
+                slow.close()
+                device.send(tool.ADD_MEM_REG, message, [outer.fileno()], tool.NEED_REPLY)
+        self.server.signal(signal.SIGCONT)
+        for _ in range(2):
+            self.assertEqual(device.receive()[:2], (tool.ADD_MEM_REG, struct.pack("=Q", 1)))
+        with open("/dev/null", "rb") as null, self.assertRaises(tool.Gone):
+            for _ in range(2000):
+                self.assertFalse(device.acknowledged(tool.ADD_MEM_REG, message, [null.fileno()]))
+        for peer in peers:
+            peer.close()
+
+        def is_served():
+            with contextlib.suppress(tool.Gone), tool.Device(self.server.uri):
+                return True
+            return False
+        self.wait_for(is_served)
 
     def test_eventfds_of_queues_that_do_not_exist(self):
         device = self.device()

@@ -301,13 +301,14 @@ static const char *remove_region(struct vhost_session *session)
 	return "REM_MEM_REG of an unknown region";
 }
 
-int vhost_file_map(struct vhost_file *file, int fd, uint64_t offset, uint64_t bytes)
+int vhost_file_map(const struct vhost_session *session, struct vhost_file *file, int fd,
+	uint64_t offset, uint64_t bytes)
 {
 	struct mapping created;
 	int rc = mapping_create(fd, offset, bytes, &created);
 
 	if (rc < 0) {
-		dispose_fd(fd, (uid_t)-1, false);
+		dispose_fd(fd, session->base.peer.credentials.uid, false);
 		return rc;
 	}
 	vhost_file_unmap(file);
@@ -330,7 +331,7 @@ static const char *map_file(struct vhost_session *session, struct vhost_file *fi
 {
 	int fd = vhost_message_take_fd(session, 0);
 
-	return fd >= 0 && vhost_file_map(file, fd, offset, bytes) == 0 ? NULL : rule;
+	return fd >= 0 && vhost_file_map(session, file, fd, offset, bytes) == 0 ? NULL : rule;
 }
 
 static const char *set_log(struct vhost_session *session)

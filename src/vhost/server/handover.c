@@ -335,24 +335,25 @@ static int adopt_memory(struct vhost_session *session, struct state_reader *in, 
 	return rc;
 }
 
-static int adopt_file(struct vhost_file *file, struct state_reader *in, bool is_there,
-	struct be64 offset, struct be64 bytes)
+static int adopt_file(const struct vhost_session *session, struct vhost_file *file,
+	struct state_reader *in, bool is_there, struct be64 offset, struct be64 bytes)
 {
 	int fd = is_there ? pop_fd(in) : -1;
 
 	return !is_there ? 0
 	       : fd < 0	 ? -EBADF
-			 : vhost_file_map(file, fd, be64_get(offset), be64_get(bytes));
+			 : vhost_file_map(session, file, fd, be64_get(offset), be64_get(bytes));
 }
 
 static int adopt_files(
 	struct vhost_session *session, struct state_reader *in, const struct vhost_wire_state *wire)
 {
 	uint32_t flags = be32_get(wire->flags);
-	int rc = adopt_file(&session->log, in, (flags & VHOST_STATE_LOG) != 0, wire->log_offset,
-			 wire->log_bytes)
-			 ?: adopt_file(&session->inflight, in, (flags & VHOST_STATE_RECORD) != 0,
-				    wire->record_offset, wire->record_bytes);
+	int rc = adopt_file(session, &session->log, in, (flags & VHOST_STATE_LOG) != 0,
+			 wire->log_offset, wire->log_bytes)
+			 ?: adopt_file(session, &session->inflight, in,
+				    (flags & VHOST_STATE_RECORD) != 0, wire->record_offset,
+				    wire->record_bytes);
 
 	session->inflight_queues = (uint16_t)be32_get(wire->record_queues);
 	session->inflight_entries = (uint16_t)be32_get(wire->record_entries);

@@ -40,7 +40,7 @@ int vhost_region_create(struct vhost_session *session, const struct vhost_region
 	}
 	if (rc < 0) {
 		free(region);
-		dispose_fd(fd, (uid_t)-1, false);
+		dispose_fd(fd, session->base.peer.credentials.uid, false);
 		return rc;
 	}
 	session->region_count++;

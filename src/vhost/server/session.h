@@ -504,7 +504,8 @@ void vhost_message_tell_config(struct vhost_session *session);
 		VHOST_PROTOCOL_RESET_DEVICE | VHOST_PROTOCOL_MEM_SLOTS | VHOST_PROTOCOL_STATUS)
 /* Maps a file instead of the current one. Takes ownership of the descriptor. Returns errors of
  * mapping_create(). */
-GMB_MUST_CHECK int vhost_file_map(struct vhost_file *file, int fd, uint64_t offset, uint64_t bytes);
+GMB_MUST_CHECK int vhost_file_map(const struct vhost_session *session, struct vhost_file *file,
+	int fd, uint64_t offset, uint64_t bytes);
 void vhost_file_unmap(struct vhost_file *file);
 /* Returns whether the current message can be processed while lanes serve queues. */
 bool vhost_device_only_reads(const struct vhost_session *session);
