@@ -630,17 +630,6 @@ int engine_part_begin(struct engine *engine, struct session *part)
 	return 0;
 }
 
-/* Returns whether the range exists. If it extends beyond the known end, reads the size again,
- * because another reactor might already have announced a larger size to its clients. */
-static bool is_inside(struct session *session, uint64_t offset, uint64_t length)
-{
-	if (unlikely(!range_inside(offset, length, session->export_bytes))) {
-		session->export_bytes =
-			MAX(session->export_bytes, store_size(session->export->store));
-	}
-	return range_inside(offset, length, session->export_bytes);
-}
-
 const char session_lease_text[] = "leased: another client is the writer of the export";
 
 int session_admit(struct session *session, const struct path_request *request, const char **text)
@@ -667,7 +656,12 @@ int session_admit(struct session *session, const struct path_request *request, c
 		*text = "a block status request for zero bytes";
 		return -EINVAL;
 	}
-	if (!is_inside(session, request->offset, request->length)) {
+	if (unlikely(!range_inside(request->offset, request->length, session->export_bytes))) {
+		/* Another reactor might already have announced a larger size to its clients. */
+		session->export_bytes =
+			MAX(session->export_bytes, store_size(session->export->store));
+	}
+	if (!range_inside(request->offset, request->length, session->export_bytes)) {
 		*text = "the range extends past the end of the export";
 		return request->op == STORE_WRITE || request->op == STORE_ZERO ||
 				       request->op == STORE_COPY

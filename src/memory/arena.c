@@ -221,13 +221,15 @@ static uint32_t order_idx_for(uint32_t bytes)
 /* Takes a block from the stack of its order, otherwise from the buddy lists, otherwise from a new
  * slab. The stacks are merged only when there is no slab left, because merging makes later requests
  * slower. */
-static int block_get(struct arena *base, uint32_t bytes, struct arena_buf *buf)
+static int block_get(struct arena *base, uint32_t order_idx, bool reserved, struct arena_buf *buf)
 {
 	struct buddy_arena *arena = container_of(base, struct buddy_arena, base);
-	uint32_t order_idx = order_idx_for(bytes);
 	struct warm_stack *warm = &arena->warm[order_idx];
 	uint32_t unit;
 
+	if (unlikely(base->info.condemned != 0)) {
+		return -EAGAIN;
+	}
 	if (likely(warm->count > 0)) {
 		unit = warm->units[--warm->count];
 	} else {
@@ -242,25 +244,9 @@ static int block_get(struct arena *base, uint32_t bytes, struct arena_buf *buf)
 	buf->memory = mem_at(&arena->slabs[unit / UNITS_PER_SLAB], (uint64_t)(unit % UNITS_PER_SLAB)
 									   << ORDER_MIN);
 	buf->bytes = UINT32_C(1) << (order_idx + ORDER_MIN);
+	buf->reserved = reserved;
+	base->info.used_bytes += buf->bytes;
 	return 0;
-}
-
-static void block_put(struct arena *base, const struct arena_buf *buf)
-{
-	struct buddy_arena *arena = container_of(base, struct buddy_arena, base);
-	uint32_t order_idx = order_idx_for(buf->bytes);
-	struct warm_stack *warm = &arena->warm[order_idx];
-	uint32_t unit;
-
-	GMB_ASSERT(buf->memory.region >= arena->slabs &&
-		   buf->memory.region < arena->slabs + arena->slab_count);
-	unit = (uint32_t)(buf->memory.region - arena->slabs) * UNITS_PER_SLAB +
-	       (uint32_t)(mem_offset(buf->memory) >> ORDER_MIN);
-	if (likely(warm->count < WARM_MAX)) {
-		warm->units[warm->count++] = unit;
-	} else {
-		buddy_free(arena, unit, order_idx);
-	}
 }
 
 /* --- sources --------------------------------------------------------------------------------- */
@@ -385,12 +371,6 @@ int arena_device_create(struct ring *ring, const struct arena_source *source, ui
 
 /* --- buffers --------------------------------------------------------------------------------- */
 
-/* Returns the size of the block that a request for this many bytes receives. */
-static uint32_t arena_block_bytes(uint32_t bytes)
-{
-	return UINT32_C(1) << (order_idx_for(bytes) + ORDER_MIN);
-}
-
 void arena_destroy(struct arena *base)
 {
 	struct buddy_arena *arena = container_of(base, struct buddy_arena, base);
@@ -426,30 +406,14 @@ void arena_reserve(struct arena *arena, uint64_t bytes)
 	info->reserve_bytes = bytes;
 }
 
-static int memory_arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
-{
-	struct arena_info *info = &arena->info;
-	int result = info->condemned != 0 ? -EAGAIN : block_get(arena, bytes, buf);
-
-	if (result < 0) {
-		return result;
-	}
-	buf->reserved = false;
-	info->used_bytes += buf->bytes;
-	return 0;
-}
-
 int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
 {
-	int result;
+	uint32_t order_idx = order_idx_for(bytes);
 
-	GMB_ASSERT(bytes > 0 && bytes <= ARENA_BLOCK_BYTES_MAX);
-	if (unlikely(arena_free_bytes(arena) < arena_block_bytes(bytes))) {
-		return -EAGAIN;
-	}
-	result = memory_arena_get(arena, bytes, buf);
-	GMB_ASSERT(result < 0 || buf->bytes <= arena_block_bytes(bytes));
-	return result;
+	GMB_ASSERT(bytes > 0);
+	return unlikely(arena_free_bytes(arena) < UINT64_C(1) << (order_idx + ORDER_MIN))
+		       ? -EAGAIN
+		       : block_get(arena, order_idx, false, buf);
 }
 
 /* Blocks are powers of two with natural alignment. So if any memory is unused, a block of the
@@ -462,23 +426,35 @@ int arena_get_reserved(struct arena *arena, struct arena_buf *buf)
 	if (info->reserve_used_bytes == info->reserve_bytes) {
 		return -EAGAIN;
 	}
-	result = memory_arena_get(arena, ARENA_BLOCK_BYTES_MIN, buf);
+	result = block_get(arena, 0, true, buf);
 	if (result == 0) {
-		GMB_ASSERT(buf->bytes == ARENA_BLOCK_BYTES_MIN);
-		buf->reserved = true;
 		info->reserve_used_bytes += buf->bytes;
 	}
 	return result;
 }
 
-void arena_put(struct arena *arena, struct arena_buf *buf)
+void arena_put(struct arena *base, struct arena_buf *buf)
 {
-	GMB_ASSERT(arena->info.used_bytes >= buf->bytes);
-	arena->info.used_bytes -= buf->bytes;
-	arena->info.reserve_used_bytes -= buf->reserved ? buf->bytes : 0;
-	block_put(arena, buf);
+	struct buddy_arena *arena = container_of(base, struct buddy_arena, base);
+	struct arena_info *info = &base->info;
+	uint32_t order_idx = order_idx_for(buf->bytes);
+	struct warm_stack *warm = &arena->warm[order_idx];
+	uint32_t unit;
+
+	GMB_ASSERT(info->used_bytes >= buf->bytes);
+	GMB_ASSERT(buf->memory.region >= arena->slabs &&
+		   buf->memory.region < arena->slabs + arena->slab_count);
+	info->used_bytes -= buf->bytes;
+	info->reserve_used_bytes -= buf->reserved ? buf->bytes : 0;
+	unit = (uint32_t)(buf->memory.region - arena->slabs) * UNITS_PER_SLAB +
+	       (uint32_t)(mem_offset(buf->memory) >> ORDER_MIN);
+	if (likely(warm->count < WARM_MAX)) {
+		warm->units[warm->count++] = unit;
+	} else {
+		buddy_free(arena, unit, order_idx);
+	}
 	buf->memory = MEM_NONE;
-	if (unlikely(arena->info.condemned != 0) && arena->info.used_bytes == 0) {
-		slabs_unmap(container_of(arena, struct buddy_arena, base));
+	if (unlikely(info->condemned != 0) && info->used_bytes == 0) {
+		slabs_unmap(arena);
 	}
 }

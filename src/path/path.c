@@ -813,7 +813,8 @@ void path_start(struct path *path, struct path_request *request)
 bool path_is_to_serve(const struct path *path)
 {
 	return path->admission.released && (path->admission.costly_waiting_count > 0 ||
-						   !turns_are_empty(&path->admission.waiting));
+						   !turns_are_empty(&path->admission.waiting) ||
+						   !list_is_empty(&path->admission.atomic_lacking));
 }
 
 static void serve(struct path_request *request)
@@ -832,6 +833,7 @@ static void serve(struct path_request *request)
 
 void path_serve(struct path *path)
 {
+	path->admission.released = path_is_to_serve(path);
 	if (path->admission.released) {
 		admission_serve(&path->admission, serve, start_plain);
 	}

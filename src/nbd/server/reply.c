@@ -44,7 +44,7 @@ static uint32_t put_simple_header(const struct nbd_request *request, uint8_t *ou
 
 /* Writes the header of a structured or extended chunk with payload bytes after the header. Returns
  * its size. */
-static uint32_t put_chunk_header_of(const struct nbd_session *session, uint64_t cookie,
+static uint32_t put_chunk_header(const struct nbd_session *session, uint64_t cookie,
 	uint64_t offset, uint8_t *out, enum nbd_reply_type type, bool done, uint64_t payload)
 {
 	uint16_t flags = done ? NBD_REPLY_FLAG_DONE : 0;
@@ -74,13 +74,6 @@ static uint32_t put_chunk_header_of(const struct nbd_session *session, uint64_t 
 	return (uint32_t)sizeof(wire);
 }
 
-static uint32_t put_chunk_header(const struct nbd_request *request, uint8_t *out,
-	enum nbd_reply_type type, bool done, uint64_t payload)
-{
-	return put_chunk_header_of(
-		request->session, request->cookie, request->offset, out, type, done, payload);
-}
-
 /* --- functions that add one answer --------------------------------------------------------- */
 
 static void emit_success(struct send_batch *send, struct send_slot *slot)
@@ -94,7 +87,8 @@ static void emit_success(struct send_batch *send, struct send_slot *slot)
 	 * chunk might have been sent as a sign of life. */
 	if (session->extended || (session->structured && (request->command == NBD_CMD_READ ||
 								 session->alive_ns != 0))) {
-		length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_NONE, true, 0);
+		length = put_chunk_header(request->session, request->cookie, request->offset,
+			slot->header, NBD_REPLY_TYPE_NONE, true, 0);
 	} else {
 		length = put_simple_header(request, slot->header, NBD_SUCCESS);
 	}
@@ -112,8 +106,8 @@ static uint32_t put_error_chunk(const struct nbd_session *session, uint64_t cook
 		.error = be32_make(error),
 		.text_length = be16_make((uint16_t)text_length),
 	};
-	uint32_t length = put_chunk_header_of(session, cookie, offset, out, NBD_REPLY_TYPE_ERROR,
-		true, sizeof(wire) + text_length);
+	uint32_t length = put_chunk_header(session, cookie, offset, out, NBD_REPLY_TYPE_ERROR, true,
+		sizeof(wire) + text_length);
 
 	GMB_ASSERT(length + sizeof(wire) + text_length <= SEND_HEADER_BYTES_MAX);
 	memcpy(out + length, &wire, sizeof(wire));
@@ -200,13 +194,14 @@ static void emit_structured_fragment(struct send_batch *send, struct send_slot *
 		};
 
 		request->session->network.hole_bytes += fragment->length;
-		length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_OFFSET_HOLE,
-			fragment->last, sizeof(hole));
+		length = put_chunk_header(request->session, request->cookie, request->offset,
+			slot->header, NBD_REPLY_TYPE_OFFSET_HOLE, fragment->last, sizeof(hole));
 		memcpy(slot->header + length, &hole, sizeof(hole));
 		put_iov(send, slot->header, length + sizeof(hole));
 		return;
 	}
-	length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_OFFSET_DATA, fragment->last,
+	length = put_chunk_header(request->session, request->cookie, request->offset, slot->header,
+		NBD_REPLY_TYPE_OFFSET_DATA, fragment->last,
 		sizeof(offset) + (uint64_t)fragment->length);
 	memcpy(slot->header + length, &offset, sizeof(offset));
 	put_iov(send, slot->header, length + sizeof(offset));
@@ -224,7 +219,8 @@ static void emit_one_piece_fragment(struct send_batch *send, struct send_slot *s
 	if (request->content_bytes == 0) {
 		if (request->session->structured) {
 			request->done_owed = path_status(&request->path) != PATH_COMMITTED;
-			length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_OFFSET_DATA,
+			length = put_chunk_header(request->session, request->cookie,
+				request->offset, slot->header, NBD_REPLY_TYPE_OFFSET_DATA,
 				!request->done_owed, sizeof(offset) + request->length);
 			memcpy(slot->header + length, &offset, sizeof(offset));
 			length += (uint32_t)sizeof(offset);
@@ -238,7 +234,8 @@ static void emit_one_piece_fragment(struct send_batch *send, struct send_slot *s
 		/* The header was sent with the first fragment, so the slot's header is free for
 		 * another chunk. */
 		GMB_ASSERT(request->content_bytes > 0);
-		length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_NONE, true, 0);
+		length = put_chunk_header(request->session, request->cookie, request->offset,
+			slot->header, NBD_REPLY_TYPE_NONE, true, 0);
 		put_iov(send, slot->header, length);
 	}
 	request->session->exclusive = slot->fragment.last ? NULL : request;
@@ -291,7 +288,7 @@ static void emit_block_status(struct send_batch *send, struct send_slot *slot)
 			wire_bytes += (uint32_t)sizeof(out);
 		}
 	}
-	length = put_chunk_header(request, slot->header,
+	length = put_chunk_header(request->session, request->cookie, request->offset, slot->header,
 		extended ? NBD_REPLY_TYPE_BLOCK_STATUS_EXT : NBD_REPLY_TYPE_BLOCK_STATUS, true,
 		(uint64_t)words_bytes + wire_bytes);
 	memcpy(slot->header + length, words, words_bytes);
@@ -317,7 +314,7 @@ static uint32_t put_own_status(const struct nbd_session *session, uint64_t cooki
 	struct nbd_wire_extent_ext wide = { .length = be64_make(1), .flags = be64_make(value) };
 	uint32_t extent_bytes =
 		(uint32_t)(extended ? sizeof(wide) : sizeof(struct nbd_wire_extent));
-	uint32_t length = put_chunk_header_of(session, cookie, offset, out,
+	uint32_t length = put_chunk_header(session, cookie, offset, out,
 		extended ? NBD_REPLY_TYPE_BLOCK_STATUS_EXT : NBD_REPLY_TYPE_BLOCK_STATUS, done,
 		words_bytes + (uint64_t)count * extent_bytes);
 
