@@ -26,7 +26,6 @@ static const struct cli_subcommand commands[] = {
 	{ "bench", cmd_bench, "measure an export: rates, latencies, processor time" },
 	{ "stats", cmd_stats, "show what a running server does and where time goes" },
 	{ "top", cmd_top, "watch a running server on the terminal" },
-	{ "rate", cmd_rate, "change a limit of a running server" },
 	{ "reload", cmd_reload, "make a running server reload its configuration" },
 	{ "export", cmd_export, "add, change and remove exports of a running server" },
 	{ "snapshot", cmd_snapshot, "take, list and delete snapshots of exports" },

@@ -49,6 +49,7 @@ static const struct habit {
 	{ "", "convert", "'gmblock copy' copies raw disks" },
 	{ "", "ls", "'gmblock list' lists the exports of a server" },
 	{ "", "status", "'gmblock stats' shows what a server does" },
+	{ "", "rate", "'gmblock export set NAME rate=RATE' changes the rate limit of an export" },
 	{ "", "plot", "the program gmblock-plot draws JSON of bench, stats and trace" },
 
 	{ "serve", "r", "write --read-only" },

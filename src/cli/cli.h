@@ -143,7 +143,6 @@ int cmd_check(int argc, char **argv);
 int cmd_copy(int argc, char **argv);
 int cmd_create(int argc, char **argv);
 int cmd_stats(int argc, char **argv);
-int cmd_rate(int argc, char **argv);
 int cmd_top(int argc, char **argv);
 int cmd_push(int argc, char **argv);
 int cmd_trace(int argc, char **argv);

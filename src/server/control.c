@@ -309,112 +309,6 @@ static const struct control_command stats_command = {
 	.begin = begin_stats,
 };
 
-/* --- rates and memory ---------------------------------------------------------------------- */
-
-static void server_control_tell_identities(struct engine *engine, void *context)
-{
-	engine_identity_limits_changed(engine);
-}
-
-/* Makes all reactors read the changed limits of identities, even if one does not answer. Returns
- * the last error. */
-static int server_control_tell_all(const struct server_view *view)
-{
-	int rc = 0;
-
-	for (uint32_t i = 0; i < view->reactor_count; i++) {
-		int told = reactor_call(view->reactors[i], server_control_tell_identities, NULL);
-
-		rc = told < 0 ? told : rc;
-	}
-	return rc;
-}
-
-/* A changed limit of a rule. */
-struct limit_change {
-	bool is_memory;
-	struct rate_limits rate;
-	uint64_t memory_max;
-	char taken[RATE_TEXT_BYTES]; /* the new value as text */
-};
-
-static const char *what_of(const struct limit_change *change)
-{
-	return change->is_memory ? "memory" : "rate";
-}
-
-static int parse_change(
-	struct limit_change *change, const char *rate, const char *memory, struct error *error)
-{
-	int rc = change->is_memory ? rate_parse_memory(memory, &change->memory_max, error)
-				   : rate_parse(rate, &change->rate, error);
-
-	if (rc == 0 && change->is_memory) {
-		rate_format_memory(change->memory_max, change->taken);
-	} else if (rc == 0) {
-		rate_format(&change->rate, change->taken);
-	}
-	return rc;
-}
-
-static int server_control_change_rule(const struct server_view *view, json_int_t rule,
-	const struct limit_change *change, struct error *error)
-{
-	int rc;
-
-	if (rule < 1 || rule > (json_int_t)rate_rules_count(view->rate_rules)) {
-		return error_set(error, -ENOENT,
-			"there is no rate rule %lld; this server has %u rate rules",
-			(long long)rule, rate_rules_count(view->rate_rules));
-	}
-	if (change->is_memory) {
-		rate_rules_set_memory(view->rate_rules, (uint32_t)rule - 1, change->memory_max);
-	} else {
-		rate_rules_set(view->rate_rules, (uint32_t)rule - 1, &change->rate, clock_now_ns());
-	}
-	rc = server_control_tell_all(view);
-	if (rc < 0) {
-		return error_set(error, rc, "%s", reactor_call_text(rc));
-	}
-	log_info("the %s of rate rule %lld is now %s", what_of(change), (long long)rule,
-		change->taken);
-	return 0;
-}
-
-static void begin_rate(void *context, struct control_client *client, const json_t *arguments)
-{
-	const struct server_control *control = context;
-	const char *rate = json_string_value(json_object_get(arguments, "rate"));
-	const char *memory = json_string_value(json_object_get(arguments, "memory"));
-	const json_t *rule = json_object_get(arguments, "rule");
-	struct limit_change change = { .is_memory = rate == NULL };
-	struct error error;
-	int rc;
-
-	if ((rate == NULL) == (memory == NULL) || !json_is_integer(rule)) {
-		control_fail(client, -EINVAL,
-			"the argument \"rule\" (number) and either \"rate\" or \"memory\" (text) "
-			"are required");
-		return;
-	}
-	rc = parse_change(&change, rate, memory, &error);
-	if (rc == 0) {
-		rc = server_control_change_rule(
-			control->view, json_integer_value(rule), &change, &error);
-	}
-	if (rc < 0) {
-		control_fail(client, rc, error.text);
-	} else {
-		control_reply(client, json_pack("{s:s}", what_of(&change), change.taken));
-	}
-}
-
-static const struct control_command rate_command = {
-	.name = "rate",
-	.right = CONTROL_CHANGE,
-	.begin = begin_rate,
-};
-
 /* --- nodes --------------------------------------------------------------------------------- */
 
 static void begin_fence(void *context, struct control_client *client, const json_t *arguments)
@@ -565,7 +459,6 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 		control_server_add(control->server, &stats_command, control);
 		control_server_add(control->server, &counters_command, NULL);
 		control_server_add(control->server, &metrics_command, control);
-		control_server_add(control->server, &rate_command, control);
 		control_server_add(control->server, &fence_command, control);
 		control_server_add(control->server, &lease_command, control);
 		control_server_add(control->server, &reload_command, control->view->jobs);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The control socket of a server (control/control.h) and the commands that it answers: "stats" and
- * "counters" (stats.h), "metrics" (metrics.h), "rate", "trace" (tracing.h), "reload", "export" and
+ * "counters" (stats.h), "metrics" (metrics.h), "trace" (tracing.h), "reload", "export" and
  * "snapshot" (change/jobs.h), "upgrade" (upgrade.h).
  *
  *   /run/gmblock-serve/PID.sock                 root

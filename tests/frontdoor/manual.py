@@ -68,9 +68,6 @@ class Options(unittest.TestCase):
     def test_gmblock_stats(self):
         self.assertEqual(documented(page("gmblock-stats.1")), offered("stats"))
 
-    def test_gmblock_rate(self):
-        self.assertEqual(documented(page("gmblock-rate.1")), offered("rate"))
-
     def test_gmblock_trace(self):
         self.assertEqual(documented(page("gmblock-trace.1")), offered("trace"))
 

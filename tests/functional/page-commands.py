@@ -264,10 +264,6 @@ BEFORE = {
         # What goes to a host comes from the other one.
         ip route replace table local local 192.0.2.1 dev lo src 192.0.2.2
         ip route replace table local local 192.0.2.2 dev lo src 192.0.2.1""",
-    "gmblock-rate.1": """
-        echo '{rates: [{uid: 1, rate: 1G}, {uid: 2, rate: 1G, memory: 4M}],
-            exports: [{name: disk1, path: "null:1M"}]}' >conf
-        serve 'gmblock serve --config conf'""",
     "gmblock-reload.1": """
         serve 'gmblock serve null:1M --listen nbds://127.0.0.1 --tls-certificates /etc/pki/gmblock'""",
     "gmblock-serve.1": "truncate -s 1M golden.img",

@@ -277,13 +277,6 @@ class Commands(Live):
             newcomer.write(0, b"next")
             self.assertEqual(newcomer.read(0, 4), b"next")
 
-    def test_rates_are_listed_as_they_are(self):
-        self.serve("--export", "a=null:1M,rate=1G", "--export", "b=null:1M")
-        for name in "a", "b":
-            code, _, errors = self.run_gmblock("rate", name, "2M", self.control)
-            self.assertEqual(code, 0, errors)
-            self.assertEqual(self.served()[name], ("null:1M", {"rate": "2M"}))
-
     def test_disks_in_memory_keep_their_contents(self):
         server = self.serve("--export", "a=memory:1M")
         with nbdmini.open_export(server.uri, b"a") as client:
@@ -298,7 +291,7 @@ class Commands(Live):
 
     def test_the_server_is_named_alike_everywhere(self):
         self.serve("--export", "a=null:1M,rate=1G", "--export", "b=null:1M")
-        for words in (["rate", "a", "2M"], ["reload"], ["stats"], ["upgrade", "--if-replaced"]):
+        for words in (["reload"], ["stats"], ["upgrade", "--if-replaced"]):
             with self.subTest(words=words):
                 for server in ["--server", self.control], [self.control]:
                     code, output, errors = self.run_gmblock(*words, *server)
@@ -715,18 +708,18 @@ class Configuration(Live):
             'export "c": access: "rights=ro" (was "tls=false rights=ro"); no connection loses access'])
 
     def test_rates_are_those_of_the_file_again(self):
-        """A reload takes back what gmblock rate has changed, and says so."""
+        """A reload takes back what gmblock export has changed, and says so."""
         rules = "rates: [{rate: 10M, uid: 1, memory: 4M}, {rate: off, uid: 2, connections: 3}]\n"
         exports = "name: a, path: 'null:1M', rate: 1G", "name: b, path: 'null:1M', max-memory: 4M"
         server = self.serve(*exports, more=rules)
         with nbdmini.open_export(server.uri, b"a") as client:
-            for words in (["a", "2M"], ["b", "3M"], ["b", "memory=8M"], ["--rule=1", "1M"], ["--rule=1", "memory=off"],
-                          ["--rule=2", "5M"]):
-                code, _, errors = self.run_gmblock("rate", *words, self.control)
-                self.assertEqual((code, errors), (0, ""))
+            self.export("set", "a", "rate=2M")
+            self.export("set", "b", "rate=3M", "max-memory=8M")
+            rules = rules.replace("10M", "30M").replace("4M", "off").replace("off, uid: 2", "5M, uid: 2")
+            self.configure(*exports, more=rules)
             lines = ['export "a": rate=1G (was 2M)', 'export "b": max-memory=4M (was 8M), rate=default (was 3M)',
-                     "rate rule 1: rate=10M:burst=100ms (was 1M:burst=100ms)",
-                     "rate rule 1: memory=4M (was off)", "rate rule 2: rate=off (was 5M:burst=100ms)"]
+                     "rate rule 1: rate=30M:burst=100ms (was 10M:burst=100ms)",
+                     "rate rule 1: memory=off (was 4M)", "rate rule 2: rate=5M:burst=100ms (was off)"]
             self.assertEqual(self.reload("--dry-run").splitlines(), lines)
             self.assertEqual(self.changes(), lines)
             self.assertEqual(self.reload("--dry-run"), "nothing would change\n")
@@ -734,10 +727,10 @@ class Configuration(Live):
             found = json.loads(output)
             self.assertEqual([(entry["rate"]["bytes_per_second"], entry["memory"]["max_bytes"])
                               for entry in found["exports"]], [(1 << 30, None), (None, 4 << 20)])
-            self.assertEqual([rule["bytes_per_second"] for rule in found["rates"]], [10 << 20, None])
-            self.configure(*exports, more=rules.replace("10M", "20M"))
+            self.assertEqual([rule["bytes_per_second"] for rule in found["rates"]], [30 << 20, 5 << 20])
+            self.configure(*exports, more=rules.replace("30M", "20M"))
             self.assertEqual(self.reload("--dry-run"),
-                             "rate rule 1: rate=20M:burst=100ms (was 10M:burst=100ms)\n")
+                             "rate rule 1: rate=20M:burst=100ms (was 30M:burst=100ms)\n")
             self.configure(*exports, more=rules.replace("3}", "4}"))
             self.assertEqual(self.reload("--dry-run"), "rates: changed; takes effect at the next restart\n")
             client.read(0, 512)

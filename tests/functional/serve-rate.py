@@ -29,8 +29,8 @@ class Rate(support.Case):
         self.assertEqual((code, errors), (0, ""))
         return json.loads(output)
 
-    def change(self, rate, export=""):
-        code, output, errors = self.run_gmblock("rate", export, rate, self.control)
+    def change(self, setting, export=""):
+        code, output, errors = self.run_gmblock("export", "set", export, setting, "--server", self.control)
         self.assertEqual((code, errors), (0, ""))
         return output
 
@@ -71,7 +71,7 @@ class Rate(support.Case):
     def test_what_two_threads_serve(self):
         server = self.serve("--threads", "2", "--export", "=memory:64M,rate=requests=200")
         self.check_work(server.uri, 300, requests=200)
-        self.assertRegex(self.change("800K:burst=50ms"), r'^export "": rate=800K:burst=50ms \(was .*\)\n$')
+        self.assertRegex(self.change("rate=800K:burst=50ms"), r'^export "": rate=800K:burst=50ms \(was .*\)\n$')
         self.check_work(server.uri, 300, moved=800 * KIB)
         _, output, _ = self.run_gmblock("stats", self.control)
         self.assertRegex(output, r"Limit on the data rate: 819\.200 kB/s\n  Requests delayed by the rate limit: [0-9]+\n"
@@ -109,10 +109,18 @@ class Rate(support.Case):
                 other.read(0, 64 * KIB)  # does not wait
         # What was answered is counted a little later.
         self.wait_for(lambda: self.stats()["counters"]["inflight"] == 0)
-        self.change("off", "slow")
+        self.change("rate=off", "slow")
         self.assertEqual(client.reply(), (7, 0))
         client.receive(MIB)
         self.assertEqual(self.stats()["exports"][0]["rate"]["requests_delayed"], 1)
+
+    def reload_with(self, old, new, said):
+        """Replaces a limit of a rule in the configuration file."""
+        with open(self.path("config"), encoding="utf-8") as file:
+            self.make_file("config", file.read().replace(old, new))
+        code, output, errors = self.run_gmblock("reload", self.control)
+        self.assertEqual((code, errors), (0, ""))
+        self.assertIn(said, output)
 
     def serve_rules(self, rules, *arguments, **options):
         lines = "".join(f"  - {rule}\n" for rule in rules)
@@ -152,14 +160,9 @@ class Rate(support.Case):
             self.assertIn("reached your connection limit", errors)
             _, output, _ = self.run_gmblock("stats", self.control)
             self.assertIn("rate rule 2, for each of 1 identity: at most 200 requests/s", output)
-        code, output, errors = self.run_gmblock("rate", "--rule=3", "off", self.control)
-        self.assertEqual((code, output, errors), (0, "off\n", ""))
+        self.reload_with(f"'{NEVER}'", "off", "rate rule 3: rate=off ")
         self.assertEqual(slow.reply(), (7, 0))
         slow.receive(MIB)
-        self.check_refused(["rate", "--rule=4", "off", self.control], 1,
-                           "there is no rate rule 4; this server has 3 rate rules")
-        for server in [], [self.control]:
-            self.check_refused(["rate", "--rule=1", "disk", "off", *server], 2, "'disk' is not a rate", "without an export")
 
     def hungry(self, uri, name=b"", count=8):
         """Clients that ask for much and take nothing."""
@@ -186,10 +189,10 @@ class Rate(support.Case):
         self.assertRegex(output, r"  Limit on payload memory held by the clients of the export: 4\.194 MB\n"
                                  r"(.*\n)?  Times a client waited because the export had reached its limit on "
                                  r"payload memory: [0-9]+\n")
-        self.assertEqual(self.change("memory=8M", "small"), 'export "small": max-memory=8M (was 4M)\n')
+        self.assertEqual(self.change("max-memory=8M", "small"), 'export "small": max-memory=8M (was 4M)\n')
         self.wait_for(lambda: self.memory()["held_bytes"] > 4 * MIB)
         self.assertLessEqual(self.memory()["held_bytes"], 8 * MIB)
-        self.assertEqual(self.change("memory=off", "small"), 'export "small": max-memory=off (was 8M)\n')
+        self.assertEqual(self.change("max-memory=off", "small"), 'export "small": max-memory=off (was 8M)\n')
         self.wait_for(lambda: self.memory()["held_bytes"] > 8 * MIB)
         self.assertIsNone(self.memory()["max_bytes"])
         self.assertEqual(self.memory(1)["waits"], 0)
@@ -223,8 +226,7 @@ class Rate(support.Case):
         self.assertEqual(self.stats()["rates"][0]["memory_max_bytes"], 4 * MIB)
         _, output, _ = self.run_gmblock("stats", self.control)
         self.assertIn("rate rule 1, for each of 1 identity: at most 4.194 MB in memory", output)
-        code, output, errors = self.run_gmblock("rate", "--rule=1", "memory=off", self.control)
-        self.assertEqual((code, output, errors), (0, "off\n", ""))
+        self.reload_with("memory: 4M", "memory: off", "rate rule 1: memory=off (was 4M)")
         self.wait_for(lambda: held() > 4 * MIB)
 
     def test_rules_that_are_wrong(self):
@@ -271,22 +273,13 @@ class Rate(support.Case):
 
     def test_what_is_refused(self):
         self.serve("--export", "disk=memory:1M")
-        control = self.control
-        self.check_refused(["rate", "", "1M", control], 1, 'there is no export ""')
-        self.check_refused(["rate", "none", "1M", control], 1,
-                           'there is no export "none"')
-        self.check_refused(["rate", "disk", "fast", control], 2, "'fast' is not a rate")
-        self.check_refused(["rate", "disk", "1M:burst=1ms", control], 2,
-                           "burst: the value must be at least 10 ms")
-        self.check_refused(["rate", "disk", "1M:request=5", control], 2,
-                           "unknown setting 'request=5'; use one of requests=N, burst=TIME")
-        self.check_refused(["rate", "disk", "memory=1M", control], 2, "2M to 1T")
-        self.check_refused(["rate", "disk", "memory=", control], 2, "2M to 1T")
+        for setting, why in (("rate=fast", "'fast' is not a rate"),
+                             ("rate=1M:burst=1ms", "burst: the value must be at least 10 ms"),
+                             ("rate=1M:request=5", "unknown setting 'request=5'; use one of requests=N, burst=TIME"),
+                             ("max-memory=1M", "2M to 1T"), ("max-memory=", "2M to 1T")):
+            self.check_refused(["export", "set", "disk", setting, "--server", self.control], 1, why)
         self.check_refused(["serve", "--export", "=memory:1M,max-memory=all"], 2,
                            "max-memory: 'all' is neither off nor a size from 2M")
-        self.check_refused(["rate", "disk"], 2, "give an EXPORT, and a rate or memory=SIZE; 'gmblock stats' shows the limits")
-        self.check_refused(["rate", "--rule=1"], 2, "give a rate")
-        self.check_refused(["rate", "", "1M", control, control], 2, "only one server")
         self.check_refused(["serve", "--export", "=memory:1M,rate=burst=1s"], 2,
                            "rate: a burst needs a rate")
 

@@ -545,7 +545,7 @@ class Stats(support.Case):
         """Whatever is asked of a server: what is said when none, several or none that may be asked
         are there, and when what was named is none."""
         commands = (["stats"], ["stats", "--json", "--watch"], ["stats", "--prometheus"], ["top"],
-                    ["trace", "--request"], ["reload"], ["upgrade"], ["rate", "a", "1M"],
+                    ["trace", "--request"], ["reload"], ["upgrade"],
                     ["export", "list"], ["export", "add", "a", "null:1M"],
                     ["export", "set", "a", "rate=1M"], ["export", "remove", "a"])
         options = self.folder_of_somebody()
