@@ -337,8 +337,11 @@ static int start_process(const int files[OFFER_FILES], const json_t *offer, int 
 	}
 	close(report[0]);
 	return code == 0 ? 0
-			 : error_set(error, -code, "cannot start %s: %s", start->program,
-				   strerror(code));
+			 : error_set(error, -code, "cannot start %s: %s%s", start->program,
+				   strerror(code),
+				   strchr(start->program, '/') == NULL
+					   ? "; the first word after -- is the program"
+					   : "");
 }
 
 /* Creates the pipe for the new process's messages. Both ends are non-blocking: the pipe is read

@@ -163,7 +163,7 @@ int state_folder_inherit(struct state_folder *folder, int fd, struct error *erro
 			folder->fd >= 0 ? "another" : "a",
 			folder->fd >= 0 ? "use the same folder, or stop the server and move the "
 					  "folder"
-					: "name it with state-folder");
+					: "name it with --state-folder");
 	}
 	close(folder->fd);
 	folder->fd = fd;

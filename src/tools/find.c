@@ -425,8 +425,8 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 			search.uris[0] != '\0' ? "; served here: " : "", search.uris);
 	}
 	return error_set(error, -ENOENT,
-		"no server of this user runs on this machine (searched %s); give the path of a "
-		"server that was started with --control PATH",
+		"no server of this user runs on this machine (searched %s); for a server that was "
+		"started with --control PATH, add --server PATH",
 		folder);
 }
 

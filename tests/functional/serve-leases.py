@@ -696,7 +696,8 @@ class Raw(Leases):
         self.open(server.uri, 1).write(0, b"1" * BLOCK)
         code, _, errors = self.run_gmblock("upgrade", self.control)  # an environment without the folder
         self.assertEqual(code, 1)
-        self.assertIn("the running server has a state folder, which contains its fenced nodes and leases", errors)
+        self.assertIn("the running server has a state folder, which contains its fenced nodes and leases; name it with "
+                      "--state-folder", errors)
         os.unlink(self.path("state/leases"))  # the new process writes it even if no lease changes
         code, _, errors = self.run_gmblock("upgrade", self.control, env=unit)
         self.assertEqual(code, 0, errors)

@@ -570,7 +570,7 @@ class Stats(support.Case):
                 self.assertIn(fragment, min(said))
 
         check("no server of this user runs on this machine", f"searched {folder}",
-              "give the path of a server that was started with --control PATH")
+              "for a server that was started with --control PATH, add --server PATH")
         check("no server of this user with the process ID 4194305 runs", server=("--server", "4194305"))
         check("XDG_RUNTIME_DIR is not set", "gmblock serve --control PATH",
               env={key: value for key, value in options["env"].items() if key != "XDG_RUNTIME_DIR"})

@@ -436,6 +436,7 @@ class Upgrade(upgrades.Case):
             r"output of the new process: x{2000}[^\n]*\n": [
                 "sh", "-c", "head -c 1000000 /dev/zero | tr '\\0' x >&2"],
             "cannot start": [self.path("missing")],
+            "cannot start serve: .*; the first word after -- is the program": ["serve", self.disk],
         }
         with nbdmini.open_export(server.uri) as client:
             for reason, command in commands.items():
