@@ -219,8 +219,9 @@ static int check_mount_point(
 	const struct fuse_file *file, const struct stat *status, struct error *error)
 {
 	if (!S_ISREG(status->st_mode)) {
-		return error_set(
-			error, -EINVAL, "%s must be a regular file to mount on", file->device.path);
+		return error_set(error, -EINVAL,
+			"%s is not a regular file; name an empty file, or one that does not exist",
+			file->device.path);
 	}
 	if (is_mounted_on(file->device.path)) {
 		return error_set(error, -EBUSY, "%s is already a mount point", file->device.path);

@@ -228,9 +228,10 @@ static int client_key(gnutls_session_t session, gnutls_datum_t *name, gnutls_dat
 static int choose_key(struct tls_context *context, const char *user, struct error *error)
 {
 	char buffer[4096], shown[IDENTITY_TEXT_BYTES];
+	bool is_login = user == NULL;
 	struct passwd entry;
 
-	if (user == NULL) {
+	if (is_login) {
 		struct passwd *found = login(&entry, buffer, sizeof(buffer));
 
 		if (found == NULL) {
@@ -242,9 +243,11 @@ static int choose_key(struct tls_context *context, const char *user, struct erro
 	}
 	context->psk_own = tls_psk_find(context, user, strlen(user));
 	if (context->psk_own == NULL) {
-		return error_set(error, -ENOENT, "%s has no key with the name '%s'",
+		return error_set(error, -ENOENT, "%s has no key with the name '%s'%s",
 			tls_context_path(context),
-			log_escape(shown, sizeof(shown), user, strlen(user)));
+			log_escape(shown, sizeof(shown), user, strlen(user)),
+			is_login ? ", the login name; give the name of a key (in a URI, as user@)"
+				 : "");
 	}
 	return 0;
 }

@@ -833,7 +833,7 @@ class NbdFile(attach_tool.Case):
                  "cannot connect"),
                 (["attach", "--reconnect-timeout", "0", "nbd://x"], 2, "the value must not be 0"),
                 (["attach", "--device", "3", "--fuse", "x", "nbd://x"], 2, "not with --fuse"),
-                (["attach", "--fuse", folder, self.socket_uri()], 1, "regular file"),
+                (["attach", "--fuse", folder, self.socket_uri()], 1, "is not a regular file; name an empty file"),
                 (["attach", "--fuse", self.path("d"), "bad"], 2, "invalid URI 'bad'"),
                 (["attach", "--fuse", self.path("d"), self.socket_uri("nobody")], 1,
                  "cannot connect"),

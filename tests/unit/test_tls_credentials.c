@@ -444,6 +444,8 @@ TEST_WITH(test_client_names_its_key, set_up, tear_down)
 		.user = "alic" };
 
 	assert_contains(fails(&options), "has no key with the name 'alic'");
+	options.user = NULL;
+	assert_contains(fails(&options), "the login name; give the name of a key");
 	options.user = "alice";
 	tls_context_put(pair_load(&options));
 	options.psk_file = NULL;
