@@ -82,7 +82,8 @@ class Greeting(InfoCase):
                                     "closed the connection in the middle of the server's greeting")
 
     def test_silence(self):
-        self.assert_refused(raw(b""), "timed out after 3 s", "the server's greeting", args=SHORT)
+        self.assert_refused(raw(b""), "timed out after 3 s", "the server's greeting; check that this is an NBD server",
+                            args=SHORT)
 
     def test_silence_in_the_greeting(self):
         self.assert_refused(raw(NBDMAGIC), "timed out after 3 s", "the server's greeting", args=SHORT)

@@ -301,6 +301,12 @@ class Rules(Case):
             self.assertEqual(output, "")
             self.assertIn(text, errors)
 
+    def test_a_socket_of_an_nbd_server(self):
+        self.start("memory:1M", "--listen", self.socket_uri())
+        code, _, errors = self.run_gmblock("info", f"vhost-user-blk+unix:///?socket={self.path('s')}")
+        self.assertEqual(code, 1)
+        self.assertIn("this is the socket of an NBD server; use nbd+unix://", errors)
+
 
 if __name__ == "__main__":
     PROGRAM, DRIVER = (os.path.realpath(path) for path in sys.argv[2:4])

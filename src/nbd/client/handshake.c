@@ -755,13 +755,13 @@ static int handle_flags(struct nbd_handshake *talk)
 
 static int handle_old_export(struct nbd_handshake *talk)
 {
-	int err = nbd_offer_take_size(current_offer(talk), talk->input, talk->error);
-
-	return err != 0 ? err : export_opened(talk);
+	return nbd_offer_take_size(current_offer(talk), talk->input, talk->error)
+		       ?: export_opened(talk);
 }
 
 static const struct state_rule states[STATE_COUNT] = {
-	[STATE_MAGIC] = { 0, "the server's greeting", EDGE(STYLE), .message = handle_magic },
+	[STATE_MAGIC] = { 0, "the server's greeting; check that this is an NBD server", EDGE(STYLE),
+		.message = handle_magic },
 	[STATE_STYLE] = { 0, "the server's greeting", EDGE(FLAGS), .message = handle_style },
 	[STATE_FLAGS] = { 0, "the server's greeting",
 		EDGE(TLS) | EDGE(EXTENDED) | EDGE(STRUCTURED) | EDGE(TAKEOVER) | EDGE(GO) |

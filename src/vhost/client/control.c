@@ -614,6 +614,11 @@ static bool channel_done(struct front_carrier *carrier, struct front_channel *ch
 	if (!is_head || channel->head.bytes == 0) {
 		return true;
 	}
+	if (memcmp(&channel->head, "NBDMAGIC", 8) == 0) {
+		front_fail(
+			carrier, -EPROTO, "this is the socket of an NBD server; use nbd+unix://");
+		return false;
+	}
 	if (channel->head.bytes > sizeof(channel->payload)) {
 		front_broken(carrier, "V1: a message is too long");
 		return false;
