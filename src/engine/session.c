@@ -66,7 +66,7 @@ void session_log(struct session *session, const char *what)
 	log_escape(name, sizeof(name), export->name, export->name_bytes);
 	log_limited_about(session_connect_limit(session), ring_batch_ns(session->engine->ring),
 		LOG_LEVEL_INFO, &about, "client %s %s export \"%s\"%s", who(peer, &session->peer),
-		what, name, session->rights == ENGINE_RIGHT_READ ? ", read only" : "");
+		what, name, session->rights == ENGINE_RIGHT_READ ? " (read only)" : "");
 }
 
 void session_set_state(struct session *session, enum session_state state)

@@ -21,9 +21,9 @@ class LogLevel(support.Case):
                 with self.assertRaises(OSError):
                     client.read(1 << 20, 512)
 
-    def logged(self, *arguments, reads=1, **options):
+    def logged(self, *arguments, reads=1, keys="", **options):
         """Standard error of a server, in lines."""
-        server = self.start_unix("--export", "disk=memory:1M", *arguments, **options)
+        server = self.start_unix("--export", "disk=memory:1M" + keys, *arguments, **options)
         self.talk(server, reads)
         status, errors = server.stop()
         self.assertEqual(status, 0)
@@ -48,14 +48,15 @@ class LogLevel(support.Case):
         self.check_lines(self.logged("--log-level=debug", env=dict(DEBUG, GMBLOCK_LOG="error")))
         self.check_comes_and_goes(self.logged("--log-level=info", env=DEBUG))
 
-    def check_comes_and_goes(self, lines):
+    def check_comes_and_goes(self, lines, rights=""):
         self.assertEqual(len(lines), 3, lines)
         self.assertRegex(lines[0], r"^gmblock: sandbox: \w")
         for line, what in zip(lines[1:], ("uses", "has left")):
-            self.assertRegex(line, rf'^gmblock: client unix:pid \d+ \(uid \d+\) {what} export "disk"$')
+            self.assertRegex(line, rf'^gmblock: client unix:pid \d+ \(uid \d+\) {what} export "disk"{rights}$')
 
     def test_who_comes_and_goes_by_default(self):
         self.check_comes_and_goes(self.logged(env=NOT_SET))
+        self.check_comes_and_goes(self.logged(keys=",readonly", env=NOT_SET), r" \(read only\)")
         self.assertEqual(self.logged("--log-level=warning"), [])
 
     def test_a_client_that_only_looks_is_not_told_of(self):
