@@ -599,6 +599,11 @@ static int overlay_open_file(struct overlay_store *store, const struct store_opt
 			"server ends, use overlay=%s",
 			path, discard_word);
 	}
+	if (strcmp(path, options->path) == 0) {
+		return error_set(error, -EINVAL,
+			"overlay: '%s' is the disk itself; name another file for the changes",
+			path);
+	}
 	result = overlay_base_look(options->path, &found, error);
 	result = result ?: open_or_make(path, options->read_only, &found, &store->fd, error);
 	result = result ?: open_upper(store, options, path, NULL, error);

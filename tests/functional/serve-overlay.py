@@ -152,6 +152,10 @@ class Overlay(support.Case):
         self.assertEqual(code, 1 if found["faults"] else 0)
         return found
 
+    def test_the_disk_itself_is_no_overlay(self):
+        self.check_refused(["serve", "--listen", self.socket_uri("refused"), "--export",
+                            f"disk={self.base},overlay={self.base}"], 1, "is the disk itself; name another file")
+
     def test_refused_without_a_file(self):
         """Nothing is created for an export that cannot be served."""
         new = self.path("new")
