@@ -19,6 +19,7 @@ gmblock-python(3) describes it. The structs below are those of <gmblock/gmblock.
 names the shared library where it is not in the system's place.
 """
 import ctypes
+import errno
 import os
 from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_char, c_char_p, c_int, c_int32,
                     c_size_t, c_uint8, c_uint32, c_uint64, c_void_p, pointer, sizeof)
@@ -43,19 +44,29 @@ class _Error(Structure):
 EVENT_FUNCTION = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
 
-class TlsSettings(Structure):
+class _Members(Structure):
+    """A struct that a program fills in by the names of its members."""
+
+    def __init__(self, **members):
+        unknown = members.keys() - {name for name, _ in self._fields_}
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no member '{min(unknown)}'")
+        super().__init__(size=sizeof(self), **members)
+
+
+class TlsSettings(_Members):
     """struct gmb_tls_settings; text may be str."""
     _fields_ = [("size", c_size_t), ("certificates", c_char_p), ("psk_file", c_char_p),
                 ("username", c_char_p), ("hostname", c_char_p), ("flags", c_uint32),
                 ("reserved", c_uint32)]
 
     def __init__(self, **members):
-        super().__init__(size=sizeof(TlsSettings), **{
+        super().__init__(**{
             name: os.fsencode(value) if isinstance(value, str) else value
             for name, value in members.items()})
 
 
-class Options(Structure):
+class Options(_Members):
     """struct gmb_options."""
     _fields_ = [("size", c_size_t), ("flags", c_uint32), ("connections", c_uint32),
                 ("connect_timeout_ms", c_uint32), ("request_timeout_ms", c_uint32),
@@ -66,7 +77,7 @@ class Options(Structure):
                 ("lease_id", c_uint8 * 16)]
 
     def __init__(self, tls=None, **members):
-        super().__init__(size=sizeof(Options), tls=None if tls is None else pointer(tls), **members)
+        super().__init__(tls=None if tls is None else pointer(tls), **members)
 
 
 class Info(Structure):
@@ -185,11 +196,24 @@ def list_exports(uri, **options):
     return [tuple(text.decode(errors="surrogateescape") for text in texts) for texts in found]
 
 
-class Queue:
+class _Open:
+    """What the library has opened. The library does not detect the use of a closed handle."""
+
+    def __init__(self):
+        self._handle = c_void_p()
+
+    @property
+    def handle(self):
+        if self._handle is None:
+            raise Error(-errno.EBADF, f"this {type(self).__name__.lower()} is closed")
+        return self._handle
+
+
+class Queue(_Open):
     """A completion queue, for the thread that makes it."""
 
     def __init__(self):
-        self.handle = c_void_p()
+        super().__init__()
         self.loop = None
         error = _Error()
         code = LIBRARY.gmb_queue_create(None, byref(self.handle), byref(error))
@@ -203,11 +227,14 @@ class Queue:
         self.destroy()
 
     def destroy(self):
+        if self._handle is None:
+            return
         if self.loop is not None:
             self.loop.remove_reader(self.fd())
         code = LIBRARY.gmb_queue_destroy(self.handle)
         if code != 0:
             raise Error(code, "a client on the queue is open")
+        self._handle = None
 
     def open(self, uri, **options):
         return Client(self, uri, **options)
@@ -243,13 +270,13 @@ def open(uri, **options):  # pylint: disable=redefined-builtin
     return client
 
 
-class Client:
+class Client(_Open):
     """An export that is open."""
 
     def __init__(self, queue, uri, event=None, **options):
+        super().__init__()
         self.queue = queue
         self.owns_queue = False
-        self.handle = c_void_p()
         self.pending = {}  # keeps requests in flight, and their memory, where they are
         error = _Error()
         # The library holds the function as long as the client lives.
@@ -268,10 +295,12 @@ class Client:
         self.close()
 
     def close(self):
+        if self._handle is None:
+            return
         code = LIBRARY.gmb_close(self.handle)
         if code != 0:
             raise Error(code, "cannot close inside a callback")
-        self.handle = None
+        self._handle = None
         if self.owns_queue:
             self.queue.destroy()
 

@@ -142,6 +142,25 @@ class Module(support.Case):
             self.assertEqual(caught.exception.errno, errno.EINVAL)
             self.assertIn(str(BYTES), caught.exception.strerror)
 
+    def test_what_is_closed_is_not_used(self):
+        with gmblock.Queue() as queue, queue.open(self.uri) as client:
+            client.close()
+            for use in (client.info, client.flush, lambda: client.pread(1, 0)):
+                with self.assertRaises(gmblock.Error) as caught:
+                    use()
+                self.assertEqual((caught.exception.errno, caught.exception.strerror),
+                                 (errno.EBADF, "this client is closed"))
+        queue.destroy()
+        with self.assertRaisesRegex(gmblock.Error, "this queue is closed"):
+            queue.wait(0)
+
+    def test_options_that_do_not_exist(self):
+        for call in (gmblock.open, gmblock.list_exports):
+            with self.assertRaisesRegex(TypeError, "Options has no member 'flag'"):
+                call(self.uri, flag=gmblock.OPEN_READ_ONLY)
+        with self.assertRaisesRegex(TypeError, "TlsSettings has no member 'user'"):
+            gmblock.TlsSettings(user="a")
+
     def test_a_queue_with_its_descriptor(self):
         done = []
         with gmblock.Queue() as queue, queue.open(self.uri) as client:

@@ -97,13 +97,8 @@ class Carriers:
     def open(self, lease=None, **options):
         options = {"reconnect_timeout_ms": 60000, "connections": 1, **options}
         client = gmblock.open(self.uri(), lease=gmblock.LEASE_EXCLUSIVE if lease is None else lease, **options)
-        self.addCleanup(self.close, client)
+        self.addCleanup(client.close)
         return client
-
-    @staticmethod
-    def close(client):
-        if client.handle is not None:
-            client.close()
 
     def check_no(self, code, *fragments, **options):
         with self.assertRaises(gmblock.Error) as refused:
@@ -207,7 +202,7 @@ class Carriers:
         queue = gmblock.Queue()
         old = queue.open(uri, lease=gmblock.LEASE_EXCLUSIVE, connections=1)
         self.addCleanup(queue.destroy)
-        self.addCleanup(self.close, old)
+        self.addCleanup(old.close)
         writes = [old.new_write(b"o" * BLOCK, index * BLOCK) for index in range(8)]
         for write in writes:
             old.submit(write)
