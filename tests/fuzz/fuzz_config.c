@@ -14,7 +14,6 @@ static void load(const char *path)
 	struct server_config config;
 	struct error error = { 0 };
 
-	stores_register();
 	server_config_init(&config);
 	if (server_config_load(&config, path, &error) == 0 &&
 		server_config_finish(&config, &error) == 0) {

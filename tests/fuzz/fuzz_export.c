@@ -20,7 +20,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	struct server_export entry;
 	struct error error = { 0 };
 
-	stores_register();
 	server_export_init(&entry);
 	if (server_export_parse(&entry, text, &error) == 0) {
 		check_export(&entry);

@@ -76,7 +76,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (size < 1) {
 		return 0;
 	}
-	stores_register();
 	memcpy(head, data + 1, MIN(size - 1, (size_t)GIVEN_BYTES));
 	if ((data[0] & 1) != 0) {
 		repair_checksum(head);

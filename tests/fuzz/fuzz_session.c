@@ -194,7 +194,6 @@ static void open_exports(struct world *world)
 	struct store_options bad = { .path = "memory:65536" };
 	struct error error;
 
-	stores_register();
 	sim_disk_create("disk", &(struct sim_disk_options){ .size = DISK_BYTES });
 	open_store(world, 0, &(struct store_options){ .path = "disk" });
 	open_store(world, 1, &(struct store_options){ .path = "memory:70001", .read_only = true });

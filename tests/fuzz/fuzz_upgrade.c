@@ -75,7 +75,6 @@ static void world_begin(struct world *world)
 
 	memset(world, 0, sizeof(*world));
 	world->ring = sim_ring_create_for_fuzz(1);
-	stores_register();
 	GMB_ASSERT(store_open(&(struct store_options){ .path = "memory:65536" }, &world->store,
 			   &error) == 0);
 	about.store = world->store;
@@ -210,7 +209,6 @@ static void read_added(const struct upgrade_message *message)
 	struct server_export about;
 	struct error error = { 0 };
 
-	stores_register();
 	if (upgrade_added_read(message, &about, &error) < 0) {
 		GMB_ASSERT(error.code < 0 && error.text[0] != '\0');
 		return;

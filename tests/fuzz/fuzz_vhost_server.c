@@ -126,7 +126,6 @@ static void server_start(void)
 	struct export_options about = { .name = "" };
 	struct error error;
 
-	stores_register();
 	GMB_ASSERT(store_open(&(struct store_options){ .path = "memory:65536" }, &server.store,
 			   &error) == 0);
 	about.store = server.store;

@@ -88,7 +88,6 @@ static void serve(struct world *world, const char *disk, const char *delays, uin
 	struct error error;
 
 	log_set_level(LOG_LEVEL_ERROR);
-	stores_register();
 	*world = (struct world){ 0 };
 	sim_start(&(struct sim_options){ .seed = 1 });
 	snprintf(rules, sizeof(rules), "%s", delays);

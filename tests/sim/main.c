@@ -254,7 +254,6 @@ int main(int argc, char **argv)
 	pid_t pid;
 	int status;
 
-	stores_register();
 	if (!parse(argc, argv, &arguments)) {
 		fprintf(stderr,
 			"usage: %s [--seeds FROM-TO] [--seed N] [--verbose] [--soak SECONDS] "

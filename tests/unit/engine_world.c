@@ -48,7 +48,6 @@ static void begin(struct world *world, uint32_t inflight_per_session, uint32_t i
 	log_set_level(LOG_LEVEL_ERROR);
 	memset(world, 0, sizeof(*world));
 	world->ring = sim_ring_create_for_fuzz(1);
-	stores_register();
 	stores_set(&store, "delay", "read:1000s:range=4096+512");
 	assert_int_equal(store_open(&store, &export.store, &error), 0);
 	store_options_fini(&store);

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of main() for tests: which kinds of stores and filters there are. */
+/* The table of main() for tests: a program that includes this file has the kinds of stores and
+ * filters from its start. */
 #pragma once
 
 #include "base/compiler.h"
 #include "store/kind.h"
 
-/* Only the first call does. */
-static inline void stores_register(void)
+__attribute__((constructor)) static void stores_register(void)
 {
 	static const struct store_kind *const kinds[] = { &file_store_kind, &memory_store_kind,
 		&null_store_kind, &flash_store_kind, &overlay_store_kind, &pace_store_kind,
 		&sched_store_kind, &delay_store_kind, &fault_store_kind };
 
-	for (size_t i = store_kind_at(0) == NULL ? 0 : ARRAY_COUNT(kinds); i < ARRAY_COUNT(kinds);
-		i++) {
+	/* the first file of the program */
+	for (size_t i = 0; i < ARRAY_COUNT(kinds) && store_kind_at(i) == NULL; i++) {
 		store_register(kinds[i]);
 	}
 }

@@ -80,9 +80,3 @@ TEST(a_door_is_forgotten_with_its_last_listener)
 	}
 	reactor_world_end(&world);
 }
-
-int main(void)
-{
-	stores_register();
-	return unit_run(NULL, NULL);
-}

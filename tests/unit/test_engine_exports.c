@@ -922,9 +922,3 @@ TEST(test_clients_are_counted_apart)
 	assert_int_equal(of[5]->operations[STORE_READ]->count, 1);
 	world_end(&world);
 }
-
-int main(void)
-{
-	stores_register();
-	return unit_run(NULL, NULL);
-}

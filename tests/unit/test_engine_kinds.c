@@ -301,9 +301,3 @@ TEST(test_slow_readers)
 	}
 	reactor_world_end(&server);
 }
-
-int main(void)
-{
-	stores_register();
-	return unit_run(NULL, NULL);
-}

@@ -86,9 +86,3 @@ TEST(test_parts_do_not_take_the_places_of_connections)
 	world_end(&world);
 	assert_true(part.is_closed);
 }
-
-int main(void)
-{
-	stores_register();
-	return unit_run(NULL, NULL);
-}

@@ -947,9 +947,3 @@ TEST(test_a_hello_after_the_end)
 	ring_destroy(ring);
 	free(uri.socket_path);
 }
-
-int main(void)
-{
-	stores_register();
-	return unit_run(NULL, NULL);
-}

@@ -352,9 +352,3 @@ TEST(test_segments)
 	free(memory);
 	world_close(world);
 }
-
-int main(void)
-{
-	stores_register();
-	return unit_run(NULL, NULL);
-}

@@ -532,9 +532,3 @@ TEST(test_memory_store)
 	assert_true(world->path_export.ram_bytes > 0);
 	world_close(world);
 }
-
-int main(void)
-{
-	stores_register();
-	return unit_run(NULL, NULL);
-}

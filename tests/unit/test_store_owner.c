@@ -250,7 +250,6 @@ TEST(test_a_start_is_given_up)
 
 int main(void)
 {
-	stores_register();
 	store_register(&keeper_store_kind);
 	return unit_run(NULL, NULL);
 }

@@ -390,7 +390,6 @@ TEST(test_sessions_of_all_reactors_share_the_owner)
 int main(void)
 {
 	/* Processes are forked before there are threads. */
-	stores_register();
 	store_register(&keeper_store_kind);
 	return unit_run(NULL, NULL);
 }

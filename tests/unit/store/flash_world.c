@@ -146,6 +146,20 @@ void world_open(struct world *world, const char *name, bool direct, const char *
 	}
 }
 
+void world_start(struct world *world, uint64_t seed)
+{
+	sim_start(&(struct sim_options){ .seed = seed });
+	world_make_disk();
+	world_open(world, "disk", false, NULL);
+}
+
+void world_await(struct world *world)
+{
+	while (!world->started) {
+		assert_true(sim_step());
+	}
+}
+
 struct world_totals world_totals;
 const char *world_cache = "0";
 const char *world_cache_file = "refuse";
@@ -247,6 +261,12 @@ void world_close(struct world *world)
 	}
 }
 
+void world_end(struct world *world)
+{
+	world_close(world);
+	sim_stop();
+}
+
 void world_freeze(const struct world *world, bool frozen)
 {
 	for (int i = 0; i < WORLD_RINGS; i++) {
@@ -263,6 +283,11 @@ void world_part_done(struct store_part *part, int result)
 void world_submit(struct world *world, struct store_part *part)
 {
 	store_submit(world->queues[0], part);
+	world_part_await(part);
+}
+
+void world_part_await(struct store_part *part)
+{
 	for (uint64_t steps = 0; part->op != STORE_OP_COUNT; steps++) {
 		assert_true(steps < PART_STEPS_MAX);
 		assert_true(sim_step());

@@ -104,15 +104,25 @@ void world_begin(struct world *world, const char *name, bool direct, bool read_o
  * then, and is not there if the start was over before. */
 void world_open(struct world *world, const char *name, bool direct, const char *again);
 
+/* Begins the simulation with a new "disk", and opens it. */
+void world_start(struct world *world, uint64_t seed);
+
+/* Steps until the store has started. */
+void world_await(struct world *world);
+
 /* Submits a part to the first queue, and steps until it has ended without an error. The part's done
  * and memory are set by the caller; done is world_part_done(). */
 void world_submit(struct world *world, struct store_part *part);
+
+/* Steps until a part has ended that was submitted. */
+void world_part_await(struct store_part *part);
 
 /* Asserts success and sets part->op to STORE_OP_COUNT. */
 void world_part_done(struct store_part *part, int result);
 
 void world_discard(struct world *world); /* frees a world, whatever has become of its store */
 void world_close(struct world *world);	 /* the same; counts, and expects no checksum error */
+void world_end(struct world *world);	 /* the same, and ends the simulation */
 
 uint64_t world_counter(const struct world *world, const char *name);
 

@@ -422,9 +422,3 @@ TEST(test_other_reads_are_sent_from_the_cache)
 	assert_true(is_sent(&world, world.read_at + 1, MIB));
 	world_close(&world);
 }
-
-int main(void)
-{
-	stores_register();
-	return unit_run(NULL, NULL);
-}

@@ -510,7 +510,6 @@ int main(int argc, char **argv)
 {
 	int failed;
 
-	stores_register();
 	for (unsigned i = 0; argc == 2 && i < ARRAY_COUNT(variants); i++) {
 		if (strcmp(argv[1], variants[i].name) == 0) {
 			variant = &variants[i];

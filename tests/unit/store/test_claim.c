@@ -370,7 +370,6 @@ int main(void)
 {
 	int failed;
 
-	stores_register();
 	scratch_create();
 	other_mode = scratch_has_direct() ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
 	failed = unit_run(NULL, NULL);

@@ -223,7 +223,6 @@ int main(int argc, char **argv)
 	bool loop = argc == 2 && strcmp(argv[1], "loop") == 0;
 	int result;
 
-	stores_register();
 	scratch_create();
 	if (!scratch_has_direct()) {
 		return scratch_skip("no O_DIRECT in the temporary directory");

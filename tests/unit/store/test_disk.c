@@ -313,7 +313,6 @@ int main(void)
 {
 	int failed;
 
-	stores_register();
 	scratch_create();
 	failed = unit_run(NULL, NULL);
 	scratch_remove();

@@ -257,7 +257,6 @@ TEST(test_each_watch_learns_of_the_loss_once)
 
 static int make_root(void **state)
 {
-	stores_register();
 	return mkdtemp(root) != NULL ? 0 : -1;
 }
 

@@ -332,9 +332,3 @@ TEST(test_parts_kept_apart_share_a_call_by_twos)
 	}
 	bench_close(&bench);
 }
-
-int main(void)
-{
-	stores_register();
-	return unit_run(NULL, NULL);
-}

@@ -383,9 +383,7 @@ static int open_try(bool read_only, uint32_t repairs, struct found *found, char 
 
 	world_repairs = repairs;
 	world_begin(&world, "try", false, read_only);
-	while (!world.started) {
-		assert_true(sim_step());
-	}
+	world_await(&world);
 	world_repairs = 0;
 	result = world.start.result;
 	if (result == 0) {
@@ -847,6 +845,5 @@ int main(int argc, char **argv)
 {
 	stores = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : stores;
 	first_seed = argc > 2 ? strtoull(argv[2], NULL, 10) : first_seed;
-	stores_register();
 	return unit_run(NULL, NULL);
 }

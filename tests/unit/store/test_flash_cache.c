@@ -70,8 +70,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 /* What a kill leaves. */
@@ -404,9 +403,7 @@ TEST(test_a_large_write_supersedes_all_its_pages)
 	store_submit(world.queues[0], &part);
 	submit(0, STORE_FLUSH, 0, 0, 0); /* writes what is dirty behind it */
 	wait_for(0);
-	while (part.op != STORE_OP_COUNT) {
-		assert_true(sim_step());
-	}
+	world_part_await(&part);
 	transfer(&world, STORE_READ, FLASH_NODE_ENTRIES, OLD, 0);
 	teardown();
 }
@@ -666,9 +663,7 @@ static void expect_not_started(int result, const char *told)
 	struct world copy;
 
 	world_begin(&copy, "copy", false, false);
-	while (!copy.started) {
-		assert_true(sim_step());
-	}
+	world_await(&copy);
 	assert_int_equal(copy.start.result, result);
 	assert_non_null(strstr(copy.start.error.text, told));
 	world_discard(&copy);
@@ -927,9 +922,7 @@ TEST(test_a_slot_is_not_used_again_while_it_is_written)
 		transfer(&world, STORE_WRITE, 0, 3 * NEW + i, 0);
 	}
 	sim_disk_set_stalled(sim_disk_find("disk"), false);
-	while (flush.op != STORE_OP_COUNT) {
-		assert_true(sim_step());
-	}
+	world_part_await(&flush);
 	(void)sim_disk_crash_copy(sim_disk_find("disk"), "copy");
 	open_copy(&copy, 0, false); /* without later changes, which were not flushed */
 	world_close(&copy);
@@ -938,7 +931,6 @@ TEST(test_a_slot_is_not_used_again_while_it_is_written)
 
 int main(void)
 {
-	stores_register();
 	log_set_level(LOG_LEVEL_ERROR); /* losses are warnings */
 	return unit_run(NULL, NULL);
 }

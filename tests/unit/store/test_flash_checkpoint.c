@@ -254,8 +254,7 @@ TEST(test_changes_are_answered_while_a_checkpoint_is_written)
 	assert_true(answered >= ANSWERED_MIN);
 	check(&world, true);
 	crash(&world, true);
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 /* Changes go on while it is written: they wait for the snapshot's own checkpoint only. */
@@ -284,8 +283,7 @@ TEST(test_a_snapshot_waits_for_the_checkpoint_before_it)
 	}
 	check(&world, true);
 	crash(&world, true);
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 /* --- what has become empty ------------------------------------------------------------------- */
@@ -343,8 +341,7 @@ TEST(test_what_was_filled_and_emptied_meanwhile_is_not_erased)
 	check_candidates(store_of(&world));
 	let_erase(&world);
 	crash(&world, true);
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 /* Segments that were full when it began, and have nothing any more. None of them is free. */
@@ -461,9 +458,7 @@ static bool overwrite_after(uint32_t events)
 	write_blocks(&world, block, 1);
 	meanwhile = settle.op != STORE_OP_COUNT;
 	assert_true(!meanwhile || count_overwritten(store_of(&world)) > 0);
-	while (settle.op != STORE_OP_COUNT) {
-		assert_true(sim_step());
-	}
+	world_part_await(&settle);
 	let_erase(&world);
 	world_freeze(&world, true);
 	assert_true(count_overwritten(store_of(&world)) > 0);
@@ -471,8 +466,7 @@ static bool overwrite_after(uint32_t events)
 	lose_record(block);
 	check_block("copy", block, tag);
 	world_freeze(&world, false);
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 	return meanwhile;
 }
 
@@ -513,15 +507,12 @@ TEST(test_damage_to_what_came_meanwhile_is_told)
 	copy(&world, true);
 	lose_record(0);
 	world_begin(&image, "copy", direct, false);
-	while (!image.started) {
-		assert_true(sim_step());
-	}
+	world_await(&image);
 	assert_int_equal(image.start.result, -EUCLEAN);
 	assert_non_null(strstr(image.start.error.text, "flushed records from there on are lost"));
 	world_discard(&image);
 	world_freeze(&world, false);
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 /* --- what a rebuild has ---------------------------------------------------------------------- */
@@ -585,8 +576,7 @@ TEST(test_a_map_is_rebuilt_from_nodes_behind_the_checkpoint)
 	world_freeze(&world, true);
 	check_disk("copy", STORE_REPAIR_MAP, true);
 	world_freeze(&world, false);
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 /* --- stores of older versions ---------------------------------------------------------------- */
@@ -663,8 +653,7 @@ TEST(test_a_store_of_an_older_version_becomes_one_of_this)
 	lose_map(&anchor);
 	check_disk("copy", STORE_REPAIR_MAP, true);
 	world_freeze(&world, false);
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 /* --- the log is moved ------------------------------------------------------------------------ */
@@ -701,8 +690,7 @@ static bool move_after(uint64_t events)
 	assert_int_equal(world_counter(&world, "log_moves"), 1);
 	check(&world, true);
 	crash(&world, true);
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 	return meanwhile;
 }
 
@@ -771,14 +759,12 @@ TEST(test_the_first_records_of_a_run_are_moved)
 	check(&image, true);
 	world_close(&image);
 	world_freeze(&world, false);
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 	direct = false;
 }
 
 int main(void)
 {
-	stores_register();
 	log_set_level(LOG_LEVEL_ERROR); /* each move is a warning */
 	return unit_run(NULL, NULL);
 }

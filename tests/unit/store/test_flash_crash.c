@@ -391,8 +391,7 @@ static uint32_t run(uint64_t seed, uint32_t crashes_max)
 	/* Nothing is lost by an end in order, also by what is not flushed. */
 	world_open(&image, world.name, direct, NULL);
 	check_image(&image, true);
-	world_close(&image);
-	sim_stop();
+	world_end(&image);
 	return crashes;
 }
 
@@ -528,7 +527,6 @@ static int teardown(void **state)
 
 int main(int argc, char **argv)
 {
-	stores_register();
 	log_set_level(LOG_LEVEL_ERROR); /* a loss of power is a warning */
 	crash_points = argc > 1 ? strtoull(argv[1], NULL, 10) : CRASH_POINTS;
 	seed_first = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;

@@ -59,8 +59,7 @@ TEST(test_one_unreadable_anchor)
 		disk = sim_disk_find("disk");
 		sim_disk_set_bad(disk, i * FLASH_BLOCK_BYTES, FLASH_BLOCK_BYTES, true, false);
 		world_open(&world, "disk", false, NULL);
-		world_close(&world);
-		sim_stop();
+		world_end(&world);
 	}
 }
 
@@ -90,13 +89,10 @@ TEST(test_a_start_that_fails_leaves_nothing_in_flight)
 		false, true);
 	sim_set_faults(&(struct sim_faults){ .jitter = true });
 	world_begin(&world, "disk", false, false);
-	while (!world.started) {
-		assert_true(sim_step());
-	}
+	world_await(&world);
 	assert_int_equal(world.start.result, -EIO);
 	assert_non_null(strstr(world.start.error.text, "cannot write the checkpoint of 'disk'"));
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 static void write_durably(struct world *world, uint64_t block, uint32_t count)
@@ -124,15 +120,12 @@ TEST(test_single_blocks_fill_the_disk)
 	static struct world world;
 	uint64_t blocks;
 
-	sim_start(&(struct sim_options){ .seed = 1 });
-	world_make_disk();
-	world_open(&world, "disk", false, NULL);
+	world_start(&world, 1);
 	blocks = store_size(world.store) >> FLASH_BLOCK_SHIFT;
 	for (uint64_t i = 0; i < 3 * blocks; i++) {
 		write_durably(&world, i * 7 % blocks, 1);
 	}
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 /* It does so also while a write waits that needs a record of its own. There is nothing to win but
@@ -142,9 +135,7 @@ TEST(test_a_write_of_one_record_gets_the_space_of_headers)
 	static struct world world;
 	uint64_t blocks;
 
-	sim_start(&(struct sim_options){ .seed = 1 });
-	world_make_disk();
-	world_open(&world, "disk", false, NULL);
+	world_start(&world, 1);
 	blocks = store_size(world.store) >> FLASH_BLOCK_SHIFT;
 	for (uint64_t i = 0; i < blocks / 2; i++) {
 		write_durably(&world, i, 1);
@@ -152,8 +143,7 @@ TEST(test_a_write_of_one_record_gets_the_space_of_headers)
 	for (uint64_t i = blocks / 2; i + HELD_BLOCKS <= blocks; i += HELD_BLOCKS) {
 		write_durably(&world, i, HELD_BLOCKS);
 	}
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 static void write_ended(struct store_part *part, int result)
@@ -193,8 +183,7 @@ TEST(test_a_disk_that_damage_has_filled_refuses_writes)
 			}
 		}
 		assert_true(i > blocks);
-		world_close(&world);
-		sim_stop();
+		world_end(&world);
 	}
 }
 
@@ -205,9 +194,7 @@ TEST(test_segments_are_used_again_after_damage)
 	static struct world world;
 	uint64_t blocks;
 
-	sim_start(&(struct sim_options){ .seed = 1 });
-	world_make_disk();
-	world_open(&world, "disk", false, NULL);
+	world_start(&world, 1);
 	blocks = store_size(world.store) >> FLASH_BLOCK_SHIFT;
 	for (uint64_t i = 0; i < 2 * WORLD_SEGMENTS; i++) {
 		uint64_t segment = FLASH_SEGMENTS_AT + i % WORLD_SEGMENTS * WORLD_SEGMENT_BLOCKS;
@@ -222,8 +209,7 @@ TEST(test_segments_are_used_again_after_damage)
 			write_durably(&world, k, HELD_BLOCKS);
 		}
 	}
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 /* Another process goes on with the disk if this one fails before it serves. It has opened the store
@@ -272,9 +258,7 @@ TEST(test_a_quiet_start_writes_nothing)
 		sim_disk_poke(disks[i + 1], 0, before, BYTES);
 		next->start.is_quiet = true;
 		store_start(next->store, &next->start);
-		while (!next->started) {
-			assert_true(sim_step());
-		}
+		world_await(next);
 		assert_int_equal(next->start.result, 0);
 		store_let_go(worlds[i].store);
 		world_close(&worlds[i]);
@@ -292,8 +276,7 @@ TEST(test_a_quiet_start_writes_nothing)
 			assert_int_equal(sector_tag(bytes), written - k);
 		}
 	}
-	world_close(&worlds[ROUNDS]);
-	sim_stop();
+	world_end(&worlds[ROUNDS]);
 }
 
 /* A client that shares its memory changes it before the write has ended. Its checksums would not
@@ -314,9 +297,7 @@ TEST(test_memory_that_changes_harms_no_other_write)
 	sector_fill(shared, 1);
 	store_submit(world.queues[0], &part);
 	memset(shared, 0xee, sizeof(shared));
-	while (part.op != STORE_OP_COUNT) {
-		assert_true(sim_step());
-	}
+	world_part_await(&part);
 	sector_fill(own, 2);
 	part.op = STORE_WRITE;
 	part.offset = sizeof(shared);
@@ -335,8 +316,7 @@ TEST(test_memory_that_changes_harms_no_other_write)
 	part.length = sizeof(shared);
 	part.memory = mem_of(shared);
 	world_submit(&world, &part);
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 static int read_result;
@@ -378,9 +358,7 @@ TEST(test_memory_is_not_held_after_an_error)
 		/* The last part in a store is held back in any case. */
 		store_submit(world.queues[0], &part);
 		store_submit(world.queues[0], &other);
-		while (part.op != STORE_OP_COUNT) {
-			assert_true(sim_step());
-		}
+		world_part_await(&part);
 		sim_set_faults(&(struct sim_faults){ .jitter = true });
 		part.op = STORE_READ;
 		part.offset = sizeof(bytes);
@@ -390,11 +368,8 @@ TEST(test_memory_is_not_held_after_an_error)
 		part.length = 0;
 		world_submit(&world, &part);
 		failed += read_result < 0;
-		while (other.op != STORE_OP_COUNT) {
-			assert_true(sim_step());
-		}
-		world_close(&world);
-		sim_stop();
+		world_part_await(&other);
+		world_end(&world);
 	}
 	assert_in_range(failed, 1, 59);
 }
@@ -447,9 +422,7 @@ static void rot_read(struct rot_found *rot, const char *name, uint32_t blocks)
 	static uint8_t bytes[ROT_BLOCKS_MAX * FLASH_BLOCK_BYTES];
 
 	world_begin(&world, name, false, true);
-	while (!world.started) {
-		assert_true(sim_step());
-	}
+	world_await(&world);
 	assert_int_equal(world.start.result, 0);
 	for (uint32_t first = 0, count, single = 0; first < blocks;) {
 		struct store_part part = { .done = read_done, .memory = mem_of(bytes) };
@@ -494,9 +467,7 @@ static void expect_refused(const char *name, const char *reason)
 	static struct world world;
 
 	world_begin(&world, name, false, false);
-	while (!world.started) {
-		assert_true(sim_step());
-	}
+	world_await(&world);
 	assert_int_equal(world.start.result, -EUCLEAN);
 	assert_non_null(strstr(world.start.error.text, reason));
 	world_discard(&world);
@@ -512,9 +483,7 @@ TEST(test_damage_to_what_was_flushed_is_told)
 	uint32_t errors = 0;
 	uint32_t blocks;
 
-	sim_start(&(struct sim_options){ .seed = 1 });
-	world_make_disk();
-	world_open(&world, "disk", false, NULL);
+	world_start(&world, 1);
 	world_kill_copy("disk", "before");
 	blocks = (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES);
 	rot_write(&world, blocks);
@@ -549,8 +518,7 @@ TEST(test_damage_to_what_was_flushed_is_told)
 	}
 	print_message("%u headers, %u blocks\n", refused, errors);
 	assert_true(refused >= ROT_WRITES && errors >= ROT_LAST_BLOCKS);
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 /* --- snapshots ------------------------------------------------------------------------------- */
@@ -734,9 +702,7 @@ static uint32_t rot_make(struct world *world, uint64_t headers[4])
 {
 	uint32_t blocks;
 
-	sim_start(&(struct sim_options){ .seed = 1 });
-	world_make_disk();
-	world_open(world, "disk", false, NULL);
+	world_start(world, 1);
 	blocks = (uint32_t)(store_size(world->store) / FLASH_BLOCK_BYTES);
 	rot_write(world, blocks);
 	world_kill_copy("disk", "rot");
@@ -767,8 +733,7 @@ TEST(test_a_bad_block_hides_no_records)
 	}
 	sim_disk_poke(sim_disk_find("rot"), headers[1], torn, sizeof(torn));
 	expect_refused("rot", "flushed records from there on are lost");
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 /* Where a header cannot be read there may have been a record, or none. Who opens the store is told
@@ -826,10 +791,4 @@ TEST(test_the_end_that_a_cache_file_tells_need_not_be_read)
 	assert_true(rot.wrong == 0 && rot.errors == 0);
 	world_cache = "0";
 	sim_stop();
-}
-
-int main(void)
-{
-	stores_register();
-	return unit_run(NULL, NULL);
 }

@@ -335,9 +335,7 @@ static bool start_killed_with_errors(bool direct)
 
 	sim_set_faults(&(struct sim_faults){ .flush_error_ppm = 500000, .jitter = true });
 	world_begin(&world, "killed", direct, false);
-	while (!world.started) {
-		assert_true(sim_step());
-	}
+	world_await(&world);
 	sim_set_faults(&(struct sim_faults){ .jitter = true });
 	if (world.start.result == 0) {
 		check_started(&world);
@@ -370,9 +368,7 @@ static void kill_in_redo(uint64_t seed)
 		(void)sim_step();
 	}
 	world_kill_copy("disk", "killed");
-	while (flush.op != STORE_OP_COUNT) {
-		assert_true(sim_step());
-	}
+	world_part_await(&flush);
 	world_close(&world);
 }
 
@@ -453,8 +449,7 @@ TEST(test_a_start_overwrites_nothing_that_the_disk_has)
 		start_without_writes("lost", from, end);
 		start_without_writes("killed", from, find_end("killed"));
 		world_freeze(&world, false);
-		world_close(&world);
-		sim_stop();
+		world_end(&world);
 	}
 	is_direct = true;
 }
@@ -467,9 +462,7 @@ static bool is_refused(int result, const char *reason)
 	bool refused;
 
 	world_begin(&world, "killed", false, false);
-	while (!world.started) {
-		assert_true(sim_step());
-	}
+	world_await(&world);
 	refused = world.start.result < 0;
 	if (refused) {
 		assert_int_equal(world.start.result, result);
@@ -601,9 +594,7 @@ TEST(test_a_bad_anchor_fails_the_log)
 	flush.done = write_done;
 	result_of_write = 0;
 	store_submit(world.queues[0], &flush);
-	while (flush.op != STORE_OP_COUNT) {
-		assert_true(sim_step());
-	}
+	world_part_await(&flush);
 	assert_int_equal(result_of_write, -EIO);
 	assert_int_equal(world_counter(&world, "log_rewrites"), 3);
 	memcpy(flushed, expected, sizeof(flushed));
@@ -641,7 +632,6 @@ int main(int argc, char **argv)
 	if (argc > 1) {
 		cmocka_set_test_filter(argv[1]);
 	}
-	stores_register();
 	log_set_level(LOG_LEVEL_ERROR); /* each move is a warning */
 	return unit_run(NULL, NULL);
 }

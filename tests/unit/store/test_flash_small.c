@@ -118,9 +118,7 @@ static void check(struct store_queue *queue, const uint64_t *tags)
 		part.offset = (uint64_t)first << FLASH_BLOCK_SHIFT;
 		part.length = (uint64_t)count << FLASH_BLOCK_SHIFT;
 		store_submit(queue, &part);
-		while (part.op != STORE_OP_COUNT) {
-			assert_true(sim_step());
-		}
+		world_part_await(&part);
 		assert_int_equal(last_result, 0);
 		for (uint32_t i = 0; i < count; i++) {
 			assert_true(sector_tag(memory + (size_t)i * FLASH_BLOCK_BYTES) ==
@@ -271,8 +269,7 @@ static void open_small(struct world *world, const char *cache)
 static void close_small(struct world *world)
 {
 	check(world->queues[0], model);
-	world_close(world);
-	sim_stop();
+	world_end(world);
 }
 
 /* A checkpoint ends although several of its steps have only pages without a block. Such a page is
@@ -319,9 +316,7 @@ TEST(test_a_flush_succeeds_after_a_refused_one)
 	store_submit(world.queues[0], &quiesce);
 	assert_int_equal(write_block(&world, 1), 0);
 	assert_int_equal(quiesce.op, STORE_FLUSH); /* still in flight */
-	while (quiesce.op != STORE_OP_COUNT) {
-		assert_true(sim_step());
-	}
+	world_part_await(&quiesce);
 	assert_int_equal(last_result, -EBUSY);
 	assert_int_equal(submit(&world, &(struct store_part){ .op = STORE_FLUSH }), 0);
 	close_small(&world);
@@ -350,7 +345,6 @@ TEST(test_changes_of_small_stores_end)
 
 int main(int argc, char **argv)
 {
-	stores_register();
 	log_set_level(LOG_LEVEL_ERROR);
 	seeds = argc > 1 ? strtoull(argv[1], NULL, 10) : SEEDS;
 	first_seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;

@@ -117,9 +117,7 @@ static int read_all(struct store_queue *queue)
 		part.length = (uint64_t)count << FLASH_BLOCK_SHIFT;
 		part.memory = mem_of(bytes);
 		store_submit(queue, &part);
-		while (part.op != STORE_OP_COUNT) {
-			assert_true(sim_step());
-		}
+		world_part_await(&part);
 		if (read_result == -ESTALE) {
 			return read_result;
 		}
@@ -600,8 +598,7 @@ static uint32_t run(uint64_t seed, uint32_t crashes_max)
 	check_counts(world.name);
 	world_open(&image, world.name, world_disk == WORLD_ZONED, NULL);
 	check_image(&image, &image, true, false);
-	world_close(&image);
-	sim_stop();
+	world_end(&image);
 	return crashes;
 }
 
@@ -680,8 +677,7 @@ TEST(test_a_disk_that_fails_makes_no_snapshot)
 			assert_int_equal(read_snapshot(&world, "a"), 0);
 		}
 		sim_set_faults(&(struct sim_faults){ 0 });
-		world_close(&world);
-		sim_stop();
+		world_end(&world);
 	}
 	assert_in_range(failed, 30, 60);
 }
@@ -755,8 +751,7 @@ static void check_temporary(bool refuses, bool damaged)
 	}
 	assert_true(is_listed(&world, "a") == (refuses || !damaged));
 	assert_true(is_listed(&world, "d") == (damaged && !refuses));
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 TEST(test_temporary_snapshots_go_first_and_with_the_server)
@@ -799,9 +794,7 @@ TEST(test_a_snapshot_is_dropped_when_the_store_is_closed)
 			.action = STORE_SNAPSHOT_CREATE, .snapshot.name = "a", .done = failure_done
 		};
 
-		sim_start(&(struct sim_options){ .seed = 1 });
-		world_make_disk();
-		world_open(&world, "disk", false, NULL);
+		world_start(&world, 1);
 		block_count = (uint32_t)(store_size(world.store) >> FLASH_BLOCK_SHIFT);
 		written_count = block_count;
 		fill(&world);
@@ -827,8 +820,7 @@ TEST(test_a_snapshot_is_dropped_when_the_store_is_closed)
 		world_close(&world);
 		world_open(&world, "disk", false, NULL);
 		dropped += !is_over && !is_listed(&world, "a");
-		world_close(&world);
-		sim_stop();
+		world_end(&world);
 	}
 	assert_true(dropped > 0);
 }
@@ -850,9 +842,7 @@ TEST(test_a_table_that_does_not_fit_a_snapshot_ends_writes)
 
 	memset(snapshots, 0, sizeof(snapshots));
 	world_disk = WORLD_FILE;
-	sim_start(&(struct sim_options){ .seed = 1 });
-	world_make_disk();
-	world_open(&world, "disk", false, NULL);
+	world_start(&world, 1);
 	flash = container_of(world.store, struct flash, base);
 	block_count = (uint32_t)(store_size(world.store) >> FLASH_BLOCK_SHIFT);
 	written_count = block_count / 2;
@@ -886,7 +876,6 @@ TEST(test_a_table_that_does_not_fit_a_snapshot_ends_writes)
 
 int main(int argc, char **argv)
 {
-	stores_register();
 	if (argc > 1) {
 		crash_points = (uint32_t)strtoul(argv[1], NULL, 10);
 	}

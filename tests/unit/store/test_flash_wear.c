@@ -40,9 +40,7 @@ TEST(test_all_segments_are_erased_about_as_often)
 	uint64_t blocks;
 	uint64_t cold_moved = 0;
 
-	sim_start(&(struct sim_options){ .seed = 1 });
-	world_make_disk();
-	world_open(&world, "disk", false, NULL);
+	world_start(&world, 1);
 	flash = container_of(world.store, struct flash, base);
 	blocks = flash->anchor.geometry.disk_blocks / WRITE_BLOCKS * WRITE_BLOCKS;
 	for (uint64_t block = 0; block < blocks; block += WRITE_BLOCKS) {
@@ -62,8 +60,7 @@ TEST(test_all_segments_are_erased_about_as_often)
 	assert_true(flash->counters.erases_min + SPREAD_MAX > ERASES_MEAN);
 	assert_true(flash->counters.erases_max < ERASES_MEAN + SPREAD_MAX);
 	assert_in_range(cold_moved * 100, 1, flash->counters.written_blocks);
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 TEST(test_a_start_does_not_wait_for_all_that_is_to_be_erased)
@@ -73,9 +70,7 @@ TEST(test_a_start_does_not_wait_for_all_that_is_to_be_erased)
 	const struct flash *flash;
 	uint64_t left;
 
-	sim_start(&(struct sim_options){ .seed = 1 });
-	world_make_disk();
-	world_open(&world, "disk", false, NULL);
+	world_start(&world, 1);
 	part.length = store_size(world.store);
 	for (uint64_t at = 0; at + sizeof(bytes) <= part.length; at += sizeof(bytes)) {
 		write_at(&world, at / FLASH_BLOCK_BYTES);
@@ -92,12 +87,5 @@ TEST(test_a_start_does_not_wait_for_all_that_is_to_be_erased)
 		assert_true(i < 2 * left); /* each write leaves time for one */
 		write_at(&world, 0);
 	}
-	world_close(&world);
-	sim_stop();
-}
-
-int main(void)
-{
-	stores_register();
-	return unit_run(NULL, NULL);
+	world_end(&world);
 }

@@ -145,8 +145,7 @@ TEST(test_what_is_there_is_not_lost_unasked)
 	make(true);
 	world_open(&world, "disk", true, NULL);
 	assert_int_equal(read_block(&world, 3), 0);
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 /* Without a mode writes are direct. */
@@ -189,13 +188,10 @@ TEST(test_another_process_goes_on_to_read)
 	world_prepare(&world, "disk", true, true);
 	world.start.is_quiet = true;
 	store_start(world.store, &world.start);
-	while (!world.started) {
-		assert_true(sim_step());
-	}
+	world_await(&world);
 	assert_int_equal(world.start.result, 0);
 	assert_int_equal(read_block(&world, 1), 7);
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 static uint64_t expected[BLOCKS_MAX]; /* that were written last, all of them durable */
@@ -247,9 +243,7 @@ static void start_quietly(struct world *world)
 {
 	world->start.is_quiet = true;
 	store_start(world->store, &world->start);
-	while (!world->started) {
-		assert_true(sim_step());
-	}
+	world_await(world);
 	assert_int_equal(world->start.result, 0);
 }
 
@@ -334,8 +328,7 @@ TEST(test_another_process_goes_on_to_write)
 		}
 	}
 	expect_all(&worlds[ROUNDS], blocks);
-	world_close(&worlds[ROUNDS]);
-	sim_stop();
+	world_end(&worlds[ROUNDS]);
 }
 
 /* As real devices have them: 2 GiB from one to the next, with room for 1077 MiB. Each start takes
@@ -385,9 +378,7 @@ TEST(test_one_anchor_of_two_is_enough_and_an_older_one_is_never_used)
 		world_close(&world);
 		/* What that has written at its end is behind what was there now. */
 		world_begin(&world, "disk", false, true);
-		while (!world.started) {
-			assert_true(sim_step());
-		}
+		world_await(&world);
 		for (uint32_t i = 0; i < FLASH_ANCHORS; i++) {
 			struct flash *flash = container_of(world.store, struct flash, base);
 			uint8_t block[FLASH_BLOCK_BYTES];
@@ -449,8 +440,7 @@ TEST(test_a_zone_that_cannot_be_reset_is_not_used_any_more)
 	for (uint64_t i = 0; i < blocks; i++) {
 		assert_int_equal(read_block(&world, i), tags - blocks + 1 + i);
 	}
-	world_close(&world);
-	sim_stop();
+	world_end(&world);
 }
 
 static uint32_t failed_count;
@@ -498,12 +488,5 @@ TEST(test_a_failed_write_fails_all_behind_it_and_loses_nothing_before)
 	assert_int_equal(read_block(&world, 1), 11);
 	write_block(&world, 2, 12);
 	assert_int_equal(read_block(&world, 2), 12);
-	world_close(&world);
-	sim_stop();
-}
-
-int main(void)
-{
-	stores_register();
-	return unit_run(NULL, NULL);
+	world_end(&world);
 }

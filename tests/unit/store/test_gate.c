@@ -242,7 +242,6 @@ int main(int argc, char **argv)
 	int loop_fd = -1;
 	int failed;
 
-	stores_register();
 	scratch_create();
 	if (!scratch_has_direct()) {
 		return scratch_skip("no O_DIRECT in the temporary directory");

@@ -510,9 +510,3 @@ TEST_WITH(test_files_that_are_no_overlays, setup, teardown)
 	assert_int_equal(truncate(path, (off_t)layout.data_offset), 0);
 	assert_refused(NULL, path, false, -EINVAL, "is damaged: it has");
 }
-
-int main(void)
-{
-	stores_register();
-	return unit_run(NULL, NULL);
-}

@@ -442,7 +442,6 @@ TEST(test_a_durable_write_after_a_kill_survives_the_power)
 
 int main(int argc, char **argv)
 {
-	stores_register();
 	seed_count = argc > 1 ? strtoull(argv[1], NULL, 10) : SEEDS;
 	seed_first = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
 	return unit_run(NULL, NULL);

@@ -563,9 +563,3 @@ TEST(test_faults_and_delays_come_on_top)
 	check_at(timed.done_ns, paced.begin_ns); /* it never reached the disk */
 	paced_close(&paced);
 }
-
-int main(void)
-{
-	stores_register();
-	return unit_run(NULL, NULL);
-}

@@ -413,7 +413,6 @@ TEST(test_a_filter_that_cannot_be_opened_closes_what_is_below)
 
 int main(void)
 {
-	stores_register();
 	store_register(&ones_kind);
 	store_register(&flip_kind);
 	store_register(&guess_kind);

@@ -273,9 +273,3 @@ TEST(test_pace_refuses_nonsense_with_the_reason)
 		}
 	}
 }
-
-int main(void)
-{
-	stores_register();
-	return unit_run(NULL, NULL);
-}

@@ -7,9 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../stores.h"
 #include "sim/sim.h"
-#include "store/store.h"
+#include "store/kind.h"
 #include "unit.h"
 
 enum {
@@ -25,6 +24,13 @@ enum {
 #define GIB	  (UINT64_C(1) << 30)
 #define SECOND_NS UINT64_C(1000000000)
 #define DISK	  "150M:seek=8ms"
+
+static void set_key(struct store_options *options, const char *key, const char *value)
+{
+	struct error error;
+
+	assert_int_equal(store_options_set(options, key, value, &error), 0);
+}
 
 enum pattern { PATTERN_STREAM, PATTERN_RANDOM };
 
@@ -116,10 +122,10 @@ static void world_open_delayed(
 
 	memset(world, 0, sizeof(*world));
 	sim_start(&(struct sim_options){ .seed = seed });
-	stores_set(&options, "pace", pace);
-	stores_set(&options, "sched", sched);
+	set_key(&options, "pace", pace);
+	set_key(&options, "sched", sched);
 	if (delay != NULL) {
-		stores_set(&options, "delay", delay);
+		set_key(&options, "delay", delay);
 	}
 	if (store_open(&options, &world->store, &error) != 0) {
 		fail_msg("%s", error.text);
@@ -670,9 +676,9 @@ TEST(stripes_are_left_alone)
 	for (int with = 0; with < 2; with++) {
 		struct store_options options = { .path = "null:64G" };
 
-		stores_set(&options, "pace", DISK);
+		set_key(&options, "pace", DISK);
 		if (with) {
-			stores_set(&options, "stripe", "64K:4");
+			set_key(&options, "stripe", "64K:4");
 		}
 		if (store_open(&options, &store, &error) != 0) {
 			fail_msg("%s", error.text);

@@ -458,7 +458,6 @@ int main(void)
 {
 	int failed;
 
-	stores_register();
 	/* Fails without the right to it, and in a chroot whose root is no mount point. */
 	mounts_are_private = unshare(CLONE_NEWNS) == 0 &&
 			     mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;

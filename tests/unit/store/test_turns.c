@@ -280,9 +280,3 @@ TEST(test_short_ones_share_a_turn)
 	assert_int_equal(zeroed_bytes(&world), (uint64_t)LONG_COUNT * PAGE);
 	world_close(&world);
 }
-
-int main(void)
-{
-	stores_register();
-	return unit_run(NULL, NULL);
-}

@@ -173,7 +173,6 @@ TEST(parts_have_memory_of_their_own)
 
 int main(void)
 {
-	stores_register();
 	store_register(&xor_store_kind);
 	return unit_run(NULL, NULL);
 }
