@@ -74,6 +74,20 @@ static inline struct list_node *list_pop_front(struct list_node *head)
 	return node;
 }
 
+/* Moves all nodes to the end of another list. */
+static inline void list_move_all(struct list_node *to, struct list_node *from)
+{
+	struct list_node *first = from->next;
+
+	if (first != from) {
+		first->prev = to->prev;
+		from->prev->next = to;
+		to->prev->next = first;
+		to->prev = from->prev;
+		list_init(from);
+	}
+}
+
 #define list_entry(node, type, member) container_of(node, type, member)
 
 /* Runs the body for each node. The body may remove the current node, but no other. */

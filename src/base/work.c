@@ -224,13 +224,14 @@ static bool rest(void)
 	struct timespec until;
 	int result = 0;
 
-	clock_gettime(CLOCK_REALTIME, &until);
+	clock_gettime(CLOCK_MONOTONIC, &until);
 	until.tv_nsec += IDLE_MS * 1000000L;
 	until.tv_sec += until.tv_nsec / 1000000000;
 	until.tv_nsec %= 1000000000;
 	workers.idle++;
 	while (workers.woken == 0 && result != ETIMEDOUT) {
-		result = pthread_cond_timedwait(&workers.wake, &workers.lock, &until);
+		result = pthread_cond_clockwait(
+			&workers.wake, &workers.lock, CLOCK_MONOTONIC, &until);
 	}
 	if (workers.woken == 0) {
 		workers.idle--;

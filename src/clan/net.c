@@ -844,9 +844,7 @@ static void clan_net_publish(struct clan_queue *queue)
 	/* A connection without room for all its records returns to the dirty list, to be published
 	 * in the next turn. */
 	list_init(&todo);
-	while (!list_is_empty(&net->dirty)) {
-		list_push_back(&todo, list_pop_front(&net->dirty));
-	}
+	list_move_all(&todo, &net->dirty);
 	while (!list_is_empty(&todo)) {
 		net_publish_conn(list_entry(list_pop_front(&todo), struct net_conn, dirty_node));
 	}

@@ -420,7 +420,6 @@ int clan_queue_arm(struct clan_queue *queue)
 static uint32_t give_events(struct clan_queue *queue, struct clan_event *events, uint32_t max)
 {
 	struct list_node again;
-	struct list_node *node;
 	uint32_t count = 0;
 
 	list_init(&again);
@@ -434,9 +433,7 @@ static uint32_t give_events(struct clan_queue *queue, struct clan_event *events,
 		}
 		count++;
 	}
-	while ((node = list_pop_front(&again)) != NULL) {
-		list_push_back(&queue->events, node);
-	}
+	list_move_all(&queue->events, &again);
 	return count;
 }
 

@@ -386,9 +386,7 @@ static bool tcp_progress(struct net_queue *net)
 
 	/* A connection that has reached its limit per turn returns to the list. */
 	list_init(&todo);
-	while (!list_is_empty(&tcp->ready)) {
-		list_push_back(&todo, list_pop_front(&tcp->ready));
-	}
+	list_move_all(&todo, &tcp->ready);
 	while (!list_is_empty(&todo)) {
 		struct tcp_conn *conn =
 			list_entry(list_pop_front(&todo), struct tcp_conn, ready_node);

@@ -299,9 +299,7 @@ static void tell_ended(struct gmb_queue *queue)
 
 	/* Requests that end in these callbacks wait for the next round. */
 	list_init(&batch);
-	while (!list_is_empty(&queue->ended)) {
-		list_push_back(&batch, list_pop_front(&queue->ended));
-	}
+	list_move_all(&batch, &queue->ended);
 	while (!list_is_empty(&batch)) {
 		queue_tell(queue, request_of(list_pop_front(&batch)));
 	}

@@ -486,9 +486,7 @@ static void barrier_done(struct ring_op *op, int result)
 	struct list_node *node;
 
 	list_init(&waiting);
-	while ((node = list_pop_front(&entry->barred)) != NULL) {
-		list_push_back(&waiting, node);
-	}
+	list_move_all(&waiting, &entry->barred);
 	/* A session that has to wait again, because leases have changed in the meantime, is not in
 	 * this list. */
 	while ((node = list_pop_front(&waiting)) != NULL) {

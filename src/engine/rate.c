@@ -313,9 +313,7 @@ static void engine_rate_timer_done(struct ring_op *op, int result)
 	/* Serves each queue once. Queues with members that still wait are added to the room's list
 	 * again. */
 	list_init(&queues);
-	while ((node = list_pop_front(&room->waited_for)) != NULL) {
-		list_push_back(&queues, node);
-	}
+	list_move_all(&queues, &room->waited_for);
 	while ((node = list_pop_front(&queues)) != NULL) {
 		list_push_back(&room->waited_for, node);
 		engine_rate_serve(list_entry(node, struct rate_queue, node), now_ns);

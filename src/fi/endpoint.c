@@ -327,9 +327,7 @@ static int pep_close(struct fid *fid)
 		pep->eq->users--;
 	}
 	/* The fabric keeps reported requests, because they can still be accepted. */
-	while (!list_is_empty(&pep->requests)) {
-		list_push_back(&fabric->requests, list_pop_front(&pep->requests));
-	}
+	list_move_all(&fabric->requests, &pep->requests);
 	list_remove(&pep->node);
 	fabric->objects--;
 	prov_leave(fabric);

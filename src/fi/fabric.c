@@ -94,9 +94,7 @@ void prov_progress(struct prov_fabric *fabric)
 		return;
 	}
 	list_init(&again);
-	while (!list_is_empty(&fabric->again)) {
-		list_push_back(&again, list_pop_front(&fabric->again));
-	}
+	list_move_all(&again, &fabric->again);
 	while (!list_is_empty(&again)) {
 		prov_ep_again(list_entry(list_pop_front(&again), struct prov_ep, again_node));
 	}

@@ -427,9 +427,7 @@ static int epoll_take_ready(struct set *set, struct epoll_event *events, int max
 			list_push_back(&again, &member->ready_node);
 		}
 	}
-	while (!list_is_empty(&again)) {
-		list_push_back(&set->ready, list_pop_front(&again));
-	}
+	list_move_all(&set->ready, &again);
 	return count;
 }
 

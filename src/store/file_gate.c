@@ -419,9 +419,7 @@ static void file_gate_port_deliver(struct ring *ring, struct ring_message *messa
 	GMB_ASSERT(ring == port->ring);
 	list_init(&parts);
 	pthread_mutex_lock(&port->gate->lock);
-	while ((node = list_pop_front(&port->granted)) != NULL) {
-		list_push_back(&parts, node);
-	}
+	list_move_all(&parts, &port->granted);
 	port->posted = false;
 	pthread_mutex_unlock(&port->gate->lock);
 	while ((node = list_pop_front(&parts)) != NULL) {

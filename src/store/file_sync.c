@@ -16,15 +16,6 @@ void file_sync_init(struct file_queue *queue)
 	list_init(&queue->sync_riding);
 }
 
-static void take_all(struct list_node *from, struct list_node *to)
-{
-	struct list_node *node;
-
-	while ((node = list_pop_front(from)) != NULL) {
-		list_push_back(to, node);
-	}
-}
-
 static void file_sync_done(struct ring_op *op, int result)
 {
 	struct file_queue *queue = container_of(op, struct file_queue, sync_op);
@@ -41,7 +32,7 @@ static void file_sync_done(struct ring_op *op, int result)
 	if (result < 0) {
 		file_gate_fail(gate, result);
 	}
-	take_all(&queue->sync_riding, &finished);
+	list_move_all(&finished, &queue->sync_riding);
 	if (!list_is_empty(&queue->sync_waiting)) {
 		sync_start(queue);
 	}
@@ -54,7 +45,7 @@ static void file_sync_done(struct ring_op *op, int result)
 
 static void sync_start(struct file_queue *queue)
 {
-	take_all(&queue->sync_waiting, &queue->sync_riding);
+	list_move_all(&queue->sync_riding, &queue->sync_waiting);
 	ring_fsync(queue->base.ring, &queue->sync_op, queue->sync, file_sync_done);
 }
 

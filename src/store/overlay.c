@@ -158,9 +158,7 @@ static void overlay_port_deliver(struct ring *ring, struct ring_message *message
 	GMB_ASSERT(ring == queue->base.ring);
 	list_init(&parts);
 	pthread_mutex_lock(&store->lock);
-	while ((node = list_pop_front(&port->parts)) != NULL) {
-		list_push_back(&parts, node);
-	}
+	list_move_all(&parts, &port->parts);
 	port->posted = false;
 	pthread_mutex_unlock(&store->lock);
 	/* The queue must not be used from here on: the submitter of the last part may destroy

@@ -225,12 +225,9 @@ static void commit_written(struct store_part *part, int result)
 static void commit_begin(struct overlay_queue *queue)
 {
 	struct overlay_store *store = overlay_of(&queue->base);
-	struct list_node *node;
 
 	pthread_mutex_lock(&store->lock);
-	while ((node = list_pop_front(&store->committing_next)) != NULL) {
-		list_push_back(&queue->committed, node);
-	}
+	list_move_all(&queue->committed, &store->committing_next);
 	pages_take(store);
 	pthread_mutex_unlock(&store->lock);
 	queue->commits++;

@@ -61,7 +61,6 @@ static uint64_t clock_ns(clockid_t clock)
 int tls_workers_create(uint32_t threads, struct tls_workers **workers_out, struct error *error)
 {
 	struct tls_workers *workers;
-	pthread_condattr_t monotonic;
 	long processors = sysconf(_SC_NPROCESSORS_ONLN);
 
 	if (threads > THREADS_MAX) {
@@ -79,10 +78,7 @@ int tls_workers_create(uint32_t threads, struct tls_workers **workers_out, struc
 	list_init(&workers->urgent_jobs);
 	pthread_mutex_init(&workers->lock, NULL);
 	pthread_cond_init(&workers->wake, NULL);
-	pthread_condattr_init(&monotonic);
-	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-	pthread_cond_init(&workers->helper_wake, &monotonic);
-	pthread_condattr_destroy(&monotonic);
+	pthread_cond_init(&workers->helper_wake, NULL);
 	pthread_cond_init(&workers->posted, NULL);
 	*workers_out = workers;
 	return 0;
@@ -201,7 +197,8 @@ static void helper_wait(struct tls_workers *workers, uint64_t until_ns)
 	};
 
 	if (workers->job_count > 0) {
-		pthread_cond_timedwait(&workers->helper_wake, &workers->lock, &until);
+		pthread_cond_clockwait(
+			&workers->helper_wake, &workers->lock, CLOCK_MONOTONIC, &until);
 		return;
 	}
 	workers->helper_is_parked = true;

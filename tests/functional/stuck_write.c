@@ -96,26 +96,25 @@ EXPORTED int sem_clockwait(sem_t *semaphore, clockid_t clock, const struct times
 }
 
 /* Answers of several threads are waited for with this. It gives others the lock for a moment. */
-EXPORTED int pthread_cond_timedwait(
-	pthread_cond_t *changed, pthread_mutex_t *lock, const struct timespec *end)
+EXPORTED int pthread_cond_clockwait(
+	pthread_cond_t *changed, pthread_mutex_t *lock, clockid_t clock, const struct timespec *end)
 {
-	static const char name[] = "pthread_cond_timedwait";
-	int (*wait)(pthread_cond_t * changed, pthread_mutex_t * lock, const struct timespec *end);
+	int (*wait)(pthread_cond_t * changed, pthread_mutex_t * lock, clockid_t clock,
+		const struct timespec *end);
 	struct timespec soon;
 
 	if (ends && pthread_equal(pthread_self(), opener)) {
 		abort();
 	}
+	*(void **)&wait = dlsym(RTLD_NEXT, "pthread_cond_clockwait");
 	if (!hangs) {
-		/* without the version, it can be that of an older kind of condition */
-		*(void **)&wait = dlvsym(RTLD_NEXT, name, "GLIBC_2.3.2") ?: dlsym(RTLD_NEXT, name);
-		return wait(changed, lock, end);
+		return wait(changed, lock, clock, end);
 	}
-	clock_gettime(CLOCK_MONOTONIC, &soon);
+	clock_gettime(clock, &soon);
 	soon.tv_nsec += SOON_NS;
 	soon.tv_sec += soon.tv_nsec / 1000000000;
 	soon.tv_nsec %= 1000000000;
-	return pthread_cond_clockwait(changed, lock, CLOCK_MONOTONIC, &soon);
+	return wait(changed, lock, clock, &soon);
 }
 
 EXPORTED int open64(const char *path, int flags, ...)

@@ -288,12 +288,8 @@ void clan_sim_join(struct end *end)
 
 static void lose(struct end *end, int status, const char *reason)
 {
-	struct list_node *node;
-
 	clan_conn_lose(&end->conn, status, "%s", reason);
-	while ((node = list_pop_front(&end->late)) != NULL) {
-		list_push_back(&end->inbox[class_of(CLAN_CONTROL)], node);
-	}
+	list_move_all(&end->inbox[class_of(CLAN_CONTROL)], &end->late);
 	clan_sim_memory_lost(end);
 }
 

@@ -64,7 +64,6 @@ struct forecast *forecast_create(uint32_t reactor_count)
 {
 	struct forecast *forecast =
 		calloc(1, sizeof(*forecast) + reactor_count * sizeof(forecast->answers[0]));
-	pthread_condattr_t monotonic;
 
 	if (forecast == NULL) {
 		return NULL;
@@ -72,10 +71,7 @@ struct forecast *forecast_create(uint32_t reactor_count)
 	forecast->references = 1;
 	forecast->reactor_count = reactor_count;
 	pthread_mutex_init(&forecast->lock, NULL);
-	pthread_condattr_init(&monotonic);
-	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-	pthread_cond_init(&forecast->changed, &monotonic);
-	pthread_condattr_destroy(&monotonic);
+	pthread_cond_init(&forecast->changed, NULL);
 	return forecast;
 }
 
@@ -248,7 +244,8 @@ static void wait_for_answers(struct forecast *forecast)
 	pthread_mutex_lock(&forecast->lock);
 	for (uint32_t i = 0; i < forecast->reactor_count; i++) {
 		while (!forecast->answers[i].is_done && rc == 0) {
-			rc = pthread_cond_timedwait(&forecast->changed, &forecast->lock, &until);
+			rc = pthread_cond_clockwait(
+				&forecast->changed, &forecast->lock, CLOCK_MONOTONIC, &until);
 		}
 		forecast->answers[i].counts_in =
 			forecast->answers[i].is_done && !forecast->answers[i].failed;

@@ -359,7 +359,7 @@ static void wait_for_work(struct jobs *jobs)
 				until = job->until;
 			}
 		}
-		rc = pthread_cond_timedwait(&jobs->changed, &jobs->lock, &until);
+		rc = pthread_cond_clockwait(&jobs->changed, &jobs->lock, CLOCK_MONOTONIC, &until);
 		if (tell_parked(jobs)) {
 			rc = 0;
 		}
@@ -421,7 +421,7 @@ static void wait_for_reactors(struct jobs *jobs)
 	int rc = 0;
 
 	while ((behind = count_behind(jobs)) > 0 && !jobs->stopping && rc == 0) {
-		rc = pthread_cond_timedwait(&jobs->changed, &jobs->lock, &until);
+		rc = pthread_cond_clockwait(&jobs->changed, &jobs->lock, CLOCK_MONOTONIC, &until);
 		(void)tell_parked(jobs);
 	}
 	if (behind > 0) {
@@ -701,7 +701,6 @@ void jobs_forget_client(void *context, struct control_client *client)
 int jobs_create(const struct jobs_options *options, struct jobs **jobs_out, struct error *error)
 {
 	struct jobs *jobs = calloc(1, sizeof(*jobs));
-	pthread_condattr_t monotonic;
 	int code;
 
 	if (jobs == NULL) {
@@ -719,10 +718,7 @@ int jobs_create(const struct jobs_options *options, struct jobs **jobs_out, stru
 		jobs->reviewers[i].jobs = jobs;
 	}
 	pthread_mutex_init(&jobs->lock, NULL);
-	pthread_condattr_init(&monotonic);
-	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-	pthread_cond_init(&jobs->changed, &monotonic);
-	pthread_condattr_destroy(&monotonic);
+	pthread_cond_init(&jobs->changed, NULL);
 	code = pthread_create(&jobs->thread, NULL, jobs_thread, jobs);
 	if (code != 0) {
 		pthread_cond_destroy(&jobs->changed);

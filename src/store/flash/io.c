@@ -318,11 +318,8 @@ static void sync_issue(struct flash *flash)
 static void sync_begin(struct flash *flash)
 {
 	struct flash_sync *sync = flash->sync;
-	struct list_node *node;
 
-	while ((node = list_pop_front(&sync->next)) != NULL) {
-		list_push_back(&sync->now, node);
-	}
+	list_move_all(&sync->now, &sync->next);
 	sync->checkpoint_now = sync->checkpoint_next;
 	sync->checkpoint_next = false;
 	sync->move_now = sync->move_next;

@@ -229,9 +229,7 @@ static void load_done(struct flash_io *io, int result)
 		result = -EIO;
 	}
 	list_init(&waiting);
-	while ((node = list_pop_front(&slot->waiting)) != NULL) {
-		list_push_back(&waiting, node);
-	}
+	list_move_all(&waiting, &slot->waiting);
 	if (is_orphan) {
 		slot_free(&flash->map, slot);
 	} else if (result < 0) {

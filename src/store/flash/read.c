@@ -86,9 +86,7 @@ bool flash_reads_resume(struct flash *flash)
 	/* The list is emptied first, because a part that still finds no helper is added to the list
 	 * again. */
 	list_init(&parts);
-	while ((node = list_pop_front(&flash->reads->hoping)) != NULL) {
-		list_push_back(&parts, node);
-	}
+	list_move_all(&parts, &flash->reads->hoping);
 	while ((node = list_pop_front(&parts)) != NULL) {
 		struct store_part *part = list_entry(node, struct store_part, node);
 
