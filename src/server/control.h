@@ -26,11 +26,11 @@ struct upgrade;
 struct upgrade_take;
 struct server_control;
 
-/* The data that the commands show and change. Borrowed until server_control_close() and
- * scrape_close(). */
+/* The data that the commands show and change. Borrowed until server_control_close(), scrape_close()
+ * and upgrade_destroy(). */
 struct server_view {
 	const struct exports *exports; /* the served exports */
-	const struct listener *listeners;
+	struct listener *listeners;
 	const uint32_t *listener_count; /* changes with the exports (listen/folder.h) */
 	struct reactor *const *reactors;
 	uint32_t reactor_count;

@@ -252,19 +252,28 @@ static int start_upgrade(struct server *server, struct error *error)
 {
 	const struct upgrade_options options = {
 		.config = server->config,
+		.view = &server->view,
+		.state = &server->state,
+		.acceptor_stopped = &server->acceptor_stopped,
+	};
+	int rc;
+
+	server->view = (struct server_view){
 		.exports = &server->exports,
 		.listeners = server->listeners,
 		.listener_count = &server->listener_count,
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
 		.jobs = server->jobs,
+		.rate_rules = server->rate_rules,
 		.fencing = server->fencing,
-		.state = &server->state,
 		.leases = server->leases,
-		.acceptor_stopped = &server->acceptor_stopped,
+		.instance = server->instance,
+		.start_ns = clock_now_ns(),
 	};
-
-	return upgrade_create(&options, &server->upgrade, error);
+	rc = upgrade_create(&options, &server->upgrade, error);
+	server->view.upgrade = server->upgrade;
+	return rc;
 }
 
 static void begin_control(struct server *server)
@@ -278,25 +287,11 @@ static void begin_control(struct server *server)
  * one that is about to exit. */
 static int server_start_control(struct server *server, struct error *error)
 {
-	int rc;
+	int rc = server_control_open(
+			 &server->control_listener, &server->view, &server->control, error)
+			 ?: scrape_open(&server->metrics_listener, &server->view, &server->scrape,
+				    error);
 
-	server->view = (struct server_view){
-		.exports = &server->exports,
-		.listeners = server->listeners,
-		.listener_count = &server->listener_count,
-		.reactors = server->reactors,
-		.reactor_count = server->reactor_count,
-		.jobs = server->jobs,
-		.upgrade = server->upgrade,
-		.rate_rules = server->rate_rules,
-		.fencing = server->fencing,
-		.leases = server->leases,
-		.instance = server->instance,
-		.start_ns = clock_now_ns(),
-	};
-	rc = server_control_open(&server->control_listener, &server->view, &server->control, error)
-		     ?: scrape_open(
-				&server->metrics_listener, &server->view, &server->scrape, error);
 	if (rc == 0 && server->take == NULL) {
 		begin_control(server);
 	}

@@ -52,7 +52,7 @@ struct server {
 	struct upgrade_take *take;
 	char record[SERVER_RECORD_PATH_BYTES]; /* file that records the start; or "" */
 	bool was_taken;			       /* the server has taken over from another process */
-	struct server_view view;	       /* for `control` and `scrape` */
+	struct server_view view;	       /* for `upgrade`, `control` and `scrape` */
 	struct server_control *control;
 	struct listener metrics_listener; /* listener of the metrics until `scrape` owns it */
 	struct scrape *scrape;

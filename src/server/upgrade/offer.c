@@ -108,16 +108,17 @@ int upgrade_offer_check(const struct upgrade_options *options, struct error *err
 			"device memory (--arena) cannot be passed to another process; restart the "
 			"server");
 	}
-	for (uint32_t i = 0; i < *options->listener_count; i++) {
-		if (options->listeners[i].fd_count == 0 && options->listeners[i].folder == 0) {
+	for (uint32_t i = 0; i < *options->view->listener_count; i++) {
+		if (options->view->listeners[i].fd_count == 0 &&
+			options->view->listeners[i].folder == 0) {
 			return error_set(error, -EOPNOTSUPP,
 				"the network address of %s:// cannot be passed to another process; "
 				"restart the server",
-				options->listeners[i].uri.protocol);
+				options->view->listeners[i].uri.protocol);
 		}
 	}
-	for (uint32_t i = 0; i < options->exports->count; i++) {
-		const struct served_export *served = options->exports->list[i];
+	for (uint32_t i = 0; i < options->view->exports->count; i++) {
+		const struct served_export *served = options->view->exports->list[i];
 		const struct export *export = served->export;
 		const char *reason = store_handover(export->store, &claim);
 

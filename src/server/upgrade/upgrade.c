@@ -208,8 +208,8 @@ static void take_back_listeners(const struct upgrade *upgrade)
 {
 	struct listener *control = own_control(upgrade);
 
-	for (uint32_t i = 0; i < *upgrade->options.listener_count; i++) {
-		listener_take_back(&upgrade->options.listeners[i]);
+	for (uint32_t i = 0; i < *upgrade->options.view->listener_count; i++) {
+		listener_take_back(&upgrade->options.view->listeners[i]);
 	}
 	if (control != NULL) {
 		listener_take_back(control);
@@ -227,17 +227,17 @@ static bool upgrade_give_up(struct upgrade *upgrade, int code, const char *reaso
 		return false;
 	}
 	upgrade_send_failure(upgrade->tell.channel, reason);
-	fencing_release(upgrade->options.fencing);
-	lease_book_go_on(leases_book(upgrade->options.leases));
+	fencing_release(upgrade->options.view->fencing);
+	lease_book_go_on(leases_book(upgrade->options.view->leases));
 	for (uint32_t i = 0; i < upgrade->paused_count; i++) {
-		reactor_resume(upgrade->options.reactors[i]);
+		reactor_resume(upgrade->options.view->reactors[i]);
 	}
 	upgrade_set_state(upgrade, UPGRADE_IDLE, 0);
 	upgrade->accepts_later = !accepted;
 	accept_when_stopped(upgrade);
 	take_back_listeners(upgrade);
 	upgrade_forget(upgrade);
-	jobs_begin(upgrade->options.jobs);
+	jobs_begin(upgrade->options.view->jobs);
 	error_set(&error, code, "the upgrade failed, and this server keeps running: %s", reason);
 	log_error("%s", error.text);
 	if (upgrade->client != NULL) {
@@ -313,8 +313,8 @@ static int look_at_all(struct upgrade *upgrade, void (*ask)(struct engine *engin
 	int rc = 0;
 
 	*look = (struct look){ .upgrade = upgrade };
-	for (uint32_t i = 0; rc == 0 && i < upgrade->options.reactor_count; i++) {
-		rc = reactor_call(upgrade->options.reactors[i], ask, look);
+	for (uint32_t i = 0; rc == 0 && i < upgrade->options.view->reactor_count; i++) {
+		rc = reactor_call(upgrade->options.view->reactors[i], ask, look);
 		rc = rc ?: look->rc;
 	}
 	return rc;
@@ -336,7 +336,8 @@ static bool give_up_ending(struct upgrade *upgrade)
 	const struct upgrade_options *options = &upgrade->options;
 	struct engine_fate fate;
 	struct error error;
-	int rc = upgrade_foresee(options->reactors, options->reactor_count, &fate, &error);
+	int rc = upgrade_foresee(
+		options->view->reactors, options->view->reactor_count, &fate, &error);
 
 	rc = rc ?: upgrade_fate_refuse(&fate, true, &error);
 	return !upgrade_give_up(upgrade, rc, error.text);
@@ -351,8 +352,9 @@ static bool upgrade_pause_all(struct upgrade *upgrade)
 		upgrade->wait_deadline_ns = upgrade->pause_begin_ns + WAIT_NS;
 	}
 	upgrade_set_state(upgrade, UPGRADE_PAUSING, PAUSE_NS);
-	for (uint32_t i = 0; i < upgrade->options.reactor_count; i++) {
-		int rc = reactor_call(upgrade->options.reactors[i], upgrade_pause_engine, &look);
+	for (uint32_t i = 0; i < upgrade->options.view->reactor_count; i++) {
+		int rc = reactor_call(
+			upgrade->options.view->reactors[i], upgrade_pause_engine, &look);
 
 		if (rc < 0) {
 			return !upgrade_give_up(upgrade, rc, reactor_call_text(rc));
@@ -396,11 +398,11 @@ static void upgrade_leave(struct upgrade *upgrade)
 
 	upgrade_set_state(upgrade, UPGRADE_REPLACED, 0);
 	manager_tell("MAINPID=%u", upgrade->pid);
-	for (uint32_t i = 0; i < options->exports->count; i++) {
-		store_let_go(options->exports->exports[i]->store);
+	for (uint32_t i = 0; i < options->view->exports->count; i++) {
+		store_let_go(options->view->exports->exports[i]->store);
 	}
-	for (uint32_t i = 0; i < *options->listener_count; i++) {
-		listener_forget_path(&options->listeners[i]);
+	for (uint32_t i = 0; i < *options->view->listener_count; i++) {
+		listener_forget_path(&options->view->listeners[i]);
 	}
 	if (control != NULL) {
 		listener_forget_path(control);
@@ -454,13 +456,13 @@ static void server_upgrade_tell_all(struct upgrade *upgrade)
 {
 	struct error error;
 	const struct upgrade_sockets sockets = {
-		.listeners = upgrade->options.listeners,
-		.listener_count = *upgrade->options.listener_count,
+		.listeners = upgrade->options.view->listeners,
+		.listener_count = *upgrade->options.view->listener_count,
 		.control = own_control(upgrade),
 		.metrics = scrape_listener(upgrade->scrape),
 	};
 	int rc = upgrade_tell_all(
-		&upgrade->tell, &sockets, upgrade->options.exports, upgrade->options.state);
+		&upgrade->tell, &sockets, upgrade->options.view->exports, upgrade->options.state);
 
 	if (upgrade_tell_waits(&upgrade->tell, rc)) {
 		return;
@@ -473,7 +475,7 @@ static void server_upgrade_tell_all(struct upgrade *upgrade)
 	}
 	/* Starts to flush while clients continue and the new process opens everything, so that
 	 * little is left to flush during the pause. */
-	rc = quiesce_begin(upgrade->quiesce, upgrade->options.exports, false, &error);
+	rc = quiesce_begin(upgrade->quiesce, upgrade->options.view->exports, false, &error);
 	if (rc < 0) {
 		(void)upgrade_give_up(upgrade, rc, error.text);
 	} else {
@@ -596,7 +598,7 @@ static bool quiesce(struct upgrade *upgrade)
 /* Sends all sessions. If the channel is full, a later call sends the rest. */
 static bool hand_over_all(struct upgrade *upgrade)
 {
-	int rc = upgrade_tell_leases(&upgrade->tell, upgrade->options.leases)
+	int rc = upgrade_tell_leases(&upgrade->tell, upgrade->options.view->leases)
 			 ?: (int)ask_all(upgrade, hand_over_engine);
 
 	rc = rc ?: upgrade_tell_end(&upgrade->tell, upgrade->drained_count + upgrade->ended_count);
@@ -672,7 +674,7 @@ static bool wait_for_rest(struct upgrade *upgrade)
 		return upgrade_is_overdue(upgrade) && give_up_overdue(upgrade);
 	}
 	if (!upgrade->flushes_last) {
-		rc = quiesce_begin(upgrade->quiesce, upgrade->options.exports, true, &error);
+		rc = quiesce_begin(upgrade->quiesce, upgrade->options.view->exports, true, &error);
 		if (rc < 0) {
 			return !upgrade_give_up(upgrade, rc, error.text);
 		}
@@ -683,11 +685,11 @@ static bool wait_for_rest(struct upgrade *upgrade)
 	}
 	/* From here on the list of fenced nodes does not change, and no session of a fenced node is
 	 * left to be passed on. */
-	rc = fencing_hold(upgrade->options.fencing, &error);
+	rc = fencing_hold(upgrade->options.view->fencing, &error);
 	if (rc < 0) {
 		return !upgrade_give_up(upgrade, rc, error.text);
 	}
-	lease_book_hold(leases_book(upgrade->options.leases));
+	lease_book_hold(leases_book(upgrade->options.view->leases));
 	upgrade_set_state(upgrade, UPGRADE_HANDING_OVER, START_NS);
 	return hand_over_all(upgrade);
 }
@@ -814,7 +816,8 @@ static int server_upgrade_foresee(
 	struct upgrade *upgrade, bool keeps_all, struct engine_fate *fate, struct error *error)
 {
 	const struct upgrade_options *options = &upgrade->options;
-	int rc = upgrade_foresee(options->reactors, options->reactor_count, fate, error);
+	int rc =
+		upgrade_foresee(options->view->reactors, options->view->reactor_count, fate, error);
 
 	return rc == 0 && keeps_all && upgrade_fate_ends(fate, false) > 0
 		       ? upgrade_fate_refuse(fate, false, error)
@@ -836,7 +839,7 @@ static void begin_upgrade(void *context, struct control_client *client, const js
 		control_reply(client, upgrade_fate_json(&fate));
 		return;
 	}
-	if (rc == 0 && !jobs_hold(upgrade->options.jobs)) {
+	if (rc == 0 && !jobs_hold(upgrade->options.view->jobs)) {
 		rc = error_set(&error, -EBUSY, "the configuration is being changed; try again");
 	}
 	if (rc == 0) {
@@ -845,7 +848,7 @@ static void begin_upgrade(void *context, struct control_client *client, const js
 		if (rc < 0) {
 			error_set(
 				&error, rc, "cannot connect to the new process: %s", strerror(-rc));
-			jobs_begin(upgrade->options.jobs);
+			jobs_begin(upgrade->options.view->jobs);
 		}
 	}
 	if (rc < 0) {
@@ -883,7 +886,8 @@ int upgrade_create(
 	struct upgrade *upgrade = calloc(1, sizeof(*upgrade));
 
 	if (upgrade != NULL) {
-		upgrade->quiesce = quiesce_create(options->reactors, options->reactor_count);
+		upgrade->quiesce =
+			quiesce_create(options->view->reactors, options->view->reactor_count);
 	}
 	if (upgrade == NULL || upgrade->quiesce == NULL) {
 		free(upgrade);

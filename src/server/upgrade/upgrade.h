@@ -52,15 +52,8 @@ struct control_command;
 
 struct upgrade_options {
 	const struct server_config *config;
-	const struct exports *exports;
-	struct listener *listeners;
-	const uint32_t *listener_count; /* changes with the exports (listen/folder.h) */
-	struct reactor *const *reactors;
-	uint32_t reactor_count;
-	struct jobs *jobs;
-	struct fencing *fencing; /* or NULL */
+	const struct server_view *view; /* its `upgrade` may be set later */
 	const struct state_folder *state;
-	struct leases *leases;
 	_Atomic bool *acceptor_stopped; /* set by the acceptor's stopped() */
 };
 
