@@ -286,7 +286,7 @@ bool client_has_forgotten(const struct gmb_client *client, const struct carrier_
 bool hosts_init(struct gmb_client *client);
 /* Returns the address of a server. */
 const char *hosts_label(const struct gmb_client *client, uint32_t host);
-/* Chooses the server of a new connection, and the limit for connecting. */
+/* Chooses the server of a new connection, and the limits for the attempt and for connecting. */
 void hosts_prepare(const struct gmb_client *client, struct carrier_start *start);
 /* Returns whether a connection must renew the lease, so that a server that does not know it refuses
  * the connection. */

@@ -472,7 +472,6 @@ static void client_connection_start(struct connection *connection)
 	char names[1 + CLIENT_LOST_MAX][CARRIER_TOKEN_BYTES_MAX];
 	const char *replaces[CLIENT_LOST_MAX];
 	struct carrier_start options = {
-		.timeout_ns = client->options.connect_timeout_ms * NS_PER_MS,
 		.open_flags = client->options.flags,
 		.token = names[0],
 		.replaces = replaces,

@@ -15,6 +15,8 @@
 /* Limit for the connection to one of several hosts, which may be switched off. It suffices for one
  * packet that was lost. */
 enum { HOST_CONNECT_MS = 2000 };
+/* Least time limit of an attempt to connect, also if the client gives up sooner. */
+enum { ATTEMPT_MS_MIN = 1000 };
 
 bool hosts_init(struct gmb_client *client)
 {
@@ -51,9 +53,22 @@ const char *gmb_server(const struct gmb_client *client)
 	return hosts_label(client, client->home);
 }
 
+/* Returns the time limit of an attempt to connect. In an outage it ends when the client gives up,
+ * because the client checks reconnect_timeout only after an attempt. */
+static uint64_t attempt_ns(const struct gmb_client *client)
+{
+	uint64_t connect_ns = client->options.connect_timeout_ms * NS_PER_MS;
+	uint64_t end_ns = client->lost_ns + client->options.reconnect_timeout_ms * NS_PER_MS;
+	uint64_t now_ns = ring_now_ns(client->queue->ring);
+	uint64_t left_ns = MAX(end_ns, now_ns + ATTEMPT_MS_MIN * NS_PER_MS) - now_ns;
+
+	return client->lost_ns == 0 ? connect_ns : MIN(connect_ns, left_ns);
+}
+
 void hosts_prepare(const struct gmb_client *client, struct carrier_start *start)
 {
 	start->host = client->host;
+	start->timeout_ns = attempt_ns(client);
 	start->connect_ns = has_several(client)
 				    ? MIN(start->timeout_ns, HOST_CONNECT_MS * NS_PER_MS)
 				    : start->timeout_ns;

@@ -10,6 +10,7 @@ import os
 import random
 import socket
 import sys
+import time
 
 import relay
 import support
@@ -361,6 +362,18 @@ class Reconnect(support.Case):
         done = self.submit(client, self.reads(client))
         client.close()
         self.assertEqual({request.result for request in done}, {-errno.ENOTCONN})
+        self.assertEqual(len(done), 40)
+
+    def test_closing_while_it_is_silent(self):
+        """An attempt to connect does not outlast the time to reconnect."""
+        self.serve()
+        proxy = self.proxy((None, ""), (0, "freeze"))
+        client = self.open("p", reconnect_timeout_ms=200, connect_timeout_ms=60000)
+        done = self.submit(client, self.reads(client))
+        proxy.links[0].cut()
+        begun = time.monotonic()
+        client.close()
+        self.assertLess(time.monotonic() - begun, 30)
         self.assertEqual(len(done), 40)
 
     def test_the_export_is_gone(self):
