@@ -97,9 +97,10 @@ struct connection {
 	enum connection_state state;
 	uint32_t host; /* the server: the value of client.host when this connection was started */
 	struct lease_moment started; /* when this attempt began; only with client.watch */
-	bool renews_lease; /* asks for a lease that the server must know (lease_want.renew) */
-	uint32_t number;   /* unique number among the client's connections, current and past */
-	uint32_t attempts; /* attempts since the server last answered a command */
+	bool renews_lease;  /* asks for a lease that the server must know (lease_want.renew) */
+	bool returns_lease; /* lost, but with a goodbye, which returns the lease */
+	uint32_t number;    /* unique number among the client's connections, current and past */
+	uint32_t attempts;  /* attempts since the server last answered a command */
 	bool was_ready;
 	uint32_t replaces[CLIENT_LOST_MAX]; /* contents of client.lost when this connection was
 					       started */

@@ -178,7 +178,7 @@ static void begin_closing(struct connection *connection)
 	/* Set before leave() or lose(), because these may call carrier_stopped(). */
 	connection->is_stopped = false;
 	ring_cancel(carrier->ring, &connection->timer_op);
-	if (connection->leaving) {
+	if (connection->leaving || connection->returns_lease) {
 		carrier->ops->leave(carrier);
 	} else {
 		carrier->ops->lose(carrier);

@@ -134,11 +134,12 @@ void hosts_doubt(struct gmb_client *client)
 
 /* Checks the time when another server than the home has accepted the lease. Its answer can have
  * come so late, for example because the client was paused, that the home has given the lease to
- * another client. This is final: the new server has the client as a holder now. A renewed lease is
- * refused, but not for good: either the server knows the client from an attempt whose answer was
- * lost, or it is the home under another address, and the client can continue at the home. */
+ * another client. This is final, and the client returns the lease. A renewed lease is refused, but
+ * not for good, and is not returned: either the server knows the client from an attempt whose
+ * answer was lost, or it is the home under another address, and the client can continue at the
+ * home. */
 static int check_lease(
-	struct gmb_client *client, const struct connection *connection, struct error *error)
+	struct gmb_client *client, struct connection *connection, struct error *error)
 {
 	struct lease_moment now;
 
@@ -155,6 +156,7 @@ static int check_lease(
 	if (client->lost_ns == 0) {
 		hosts_doubt(client); /* gives up even if connections are left */
 	}
+	connection->returns_lease = true;
 	return error_set(error, -EACCES, EXPORT_URI_LEASE_TEXT LEASE_WATCH_LATE);
 }
 
@@ -289,7 +291,7 @@ static int hosts_check_disk(const struct gmb_client *client, const struct connec
 
 /* Checks a connection to another server while the server in use accepts no connections. If the
  * other server has the disk, the client moves there. */
-static int hosts_check_move(struct gmb_client *client, const struct connection *connection,
+static int hosts_check_move(struct gmb_client *client, struct connection *connection,
 	const struct carrier_facts *facts, struct error *error)
 {
 	int err = 0;

@@ -108,6 +108,14 @@ class Base(support.Case):
         code, _, errors = self.run_gmblock(*arguments, "--server", self.path(server.name + ".control"))
         self.assertEqual(code, 0, errors)
 
+    def leases(self, server):
+        """The leases of a server, none of which is only kept for a client that might return."""
+        code, output, errors = self.run_gmblock("lease", "list", "--json", "--server", self.path(server.name + ".control"))
+        self.assertEqual(code, 0, errors)
+        leases = json.loads(output)
+        self.assertEqual([lease for lease in leases if lease["connections"] == 0], [])
+        return leases
+
     def give_disk(self, server, path=None):
         """What a cluster manager does when the other server is dead."""
         arguments = ["export", "add", "disk", path or self.image, "--server", self.path(server.name + ".control")]
@@ -504,13 +512,14 @@ class HostsNbd(Base):
         host.release(0)
 
     def test_an_answer_that_comes_too_late(self):
-        """The next server accepts a client whose time has ended since it has asked."""
+        """The next server accepts a client whose time has ended since it has asked. The client gives the lease back."""
         first, second = self.with_disk("a"), self.serve("b")
         host = self.behind_relay(second)
         host.hold(0, relay.UP)
         self.open(first, host, lease=gmblock.LEASE_EXCLUSIVE, lease_ms=1000, connect_timeout_ms=60000, connections=1)
         self.move_late(first, second, host)
         self.until_text("gave-up", "leased: this client has lost its lease")
+        self.wait_for(lambda: self.leases(second) == [])
 
     def test_an_answer_that_is_lost(self):
         """The next server has accepted a client whose time has ended, and the client does not know this when it asks again."""
