@@ -285,6 +285,13 @@ static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *err
 		return rc;
 	}
 	rc = nbd_hosts_check(&disk->hosts, &disk->facts, &facts, disk->kernel.server_flags, error);
+	if (rc == 0) {
+		rc = nbd_hosts_check_lease(&disk->hosts, connection.renews_lease, error);
+		if (rc == -EACCES) { /* final, so the lease is of no use */
+			nbd_connection_leave(connection.fd);
+			nbd_relay_leave(connection.relay);
+		}
+	}
 	/* We may have detected the dead socket before the kernel's LINK_DEAD notification has
 	 * arrived, so wait a short time for it. */
 	deadline_ns = clock_now_ns() + WAIT_NS;
@@ -653,6 +660,9 @@ int nbd_device_start(
 		if (rc != 0) {
 			(void)!nbd_kernel_disconnect(&disk->orders, disk->kernel.index);
 		}
+	}
+	for (uint32_t i = 0; rc != 0 && !disk->connected && i < disk->socket_count; i++) {
+		nbd_connection_leave(disk->sockets[i]);
 	}
 	if (rc != 0) {
 		nbd_device_disk_free(disk);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "nbd/client/client.h"
 #include "tls/kernel.h"
 
 /* --- starting ------------------------------------------------------------------------------ */
@@ -98,6 +99,15 @@ static void prepare_socket(int fd, const struct attach_options *options)
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
 	(void)fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
+}
+
+void nbd_connection_leave(int fd)
+{
+	uint8_t bytes[NBD_CLIENT_FAREWELL_BYTES_MAX];
+	size_t length = nbd_client_farewell(NBD_REPLIES_SIMPLE, bytes);
+
+	/* If this fails, the server keeps the lease for a while. */
+	(void)!send(fd, bytes, length, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 void nbd_connection_close(const struct nbd_connection *connection)
@@ -194,10 +204,7 @@ int nbd_dialer_dial(struct nbd_dialer *dialer, const struct nbd_dial_order *orde
 	if (rc == 0) {
 		*facts = *nbd_handshake_facts(answers);
 		dialer->has_lease = true;
-		rc = nbd_hosts_check_lease(dialer->hosts, lease.renew, error);
-		if (rc != 0) {
-			nbd_connection_close(connection);
-		}
+		connection->renews_lease = lease.renew;
 	}
 	nbd_handshake_destroy(answers);
 	return rc;

@@ -32,6 +32,7 @@ struct nbd_connection {
 	struct lease_moment started; /* when the attempt began */
 	int fd;			     /* socket for the driver */
 	uint32_t number;	     /* unique in the dialer */
+	bool renews_lease;	     /* the server had to know the lease */
 	struct nbd_relay *relay;     /* NULL: the driver communicates with the server directly */
 };
 
@@ -52,4 +53,7 @@ void nbd_dialer_fini(struct nbd_dialer *dialer);
  * others (P136 in docs/protocol/nbd.md). Blocks. */
 GMB_MUST_CHECK int nbd_dialer_dial(struct nbd_dialer *dialer, const struct nbd_dial_order *order,
 	struct nbd_connection *connection, struct nbd_facts *facts, struct error *error);
+/* Says goodbye to the server, which returns the lease with the last connection. fd: the socket of a
+ * connection, which the driver does not have. */
+void nbd_connection_leave(int fd);
 void nbd_connection_close(const struct nbd_connection *connection);

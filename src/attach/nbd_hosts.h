@@ -35,9 +35,10 @@ void nbd_hosts_limit(const struct nbd_hosts *hosts, struct nbd_kernel_device *ke
  * lease_watch_is_over(). */
 bool nbd_hosts_renews_lease(
 	const struct nbd_hosts *hosts, bool in_outage, const struct lease_moment *now);
-/* Called when the next host has accepted the lease. Returns 0, or an error with a message if this
- * is not the home, and the home can have given the lease to another client before the answer came:
- * -EACCES, which is final, or -ESTALE if the lease was renewed, as in client/hosts.c. */
+/* Called when the next host has accepted the lease and has the same disk. Returns 0, or an error
+ * with a message if this is not the home, and the home can have given the lease to another client
+ * before the answer came: -EACCES, which is final, or -ESTALE if the lease was renewed, as in
+ * client/hosts.c. */
 GMB_MUST_CHECK int nbd_hosts_check_lease(
 	const struct nbd_hosts *hosts, bool renewed, struct error *error);
 /* Fills in the URI and the time limits of a connection to the next host. While the disk is being

@@ -96,6 +96,12 @@ dmesg >/results/dmesg
 DAEMON = COMMON + r"""
 disk=$(gmblock attach --$kind --device 9 "$uri")
 refused "9" gmblock attach --$kind --device 9 "$uri"
+if [ $kind = nbd ]; then
+	# An attachment that fails after the handshake returns its lease.
+	refused "already connected" gmblock attach --nbd --device 9 --exclusive --lease-timeout 1h "$uri"
+	until other=$(gmblock attach --nbd --exclusive "$uri"); do sleep 0.05; done
+	gmblock detach $other
+fi
 refused "nothing" gmblock attach --$kind "SCHEME:///nothing?socket=/tmp/s"
 refused "cannot connect" gmblock attach --$kind "SCHEME:///?socket=/tmp/nobody"
 sleep 1000 <$disk &
@@ -423,6 +429,73 @@ with open("/dev/shm/disk.img", "rb") as image:
 subprocess.run(["killall", "gmblock"], check=True)
 """
 
+# Another server accepts the lease of a disk after the time of the lease. If it has another disk, the client does not use it.
+# Otherwise requests fail for good, and the client returns the lease.
+LATE_LEASE = r"""#!/usr/bin/python3
+import json
+import subprocess
+import time
+
+from relay import UP, Relay
+
+
+def gmblock(*words):
+    return subprocess.run(["/lab/gmblock", *words], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+def serve(port, *words):
+    server = subprocess.Popen(["/lab/gmblock", "serve", "--listen", f"nbd://127.0.0.1:{port}", "--control", f"/tmp/{port}",
+                               "--handshake-timeout", "1h", "--export", "spare=memory:1M", "--export-folder", "/dev/shm", *words],
+                              stdout=subprocess.PIPE)
+    assert server.stdout.readline()
+    return server
+
+
+def late(port):
+    first = serve(port, "--export", "disk=/dev/shm/disk.img")
+    second = serve(port + 1)
+    relay = Relay(port + 1)
+    for number in range(10):
+        relay.hold(number, UP)
+    disk = gmblock("attach", "--nbd", "--exclusive", "--lease-timeout", "2s", "--connect-timeout", "1h",
+                   f"nbd://127.0.0.1:{port},127.0.0.1:{relay.place}/disk")
+    first.kill()
+    first.wait()
+    while len(relay.links) < 2:  # one of them watches the size
+        time.sleep(0.05)
+    time.sleep(3)  # longer than the lease
+    return disk, second, relay
+
+
+def release(port, image, relay):
+    while subprocess.run(["/lab/gmblock", "export", "add", "disk", image, "--server", f"/tmp/{port}"]).returncode != 0:
+        time.sleep(0.05)  # the kernel ends the operations of the killed server somewhat later
+    for number in range(10):
+        relay.release(number)
+
+
+for name in ("disk", "other"):
+    with open(f"/dev/shm/{name}.img", "wb") as image:
+        image.truncate(16 << 20)
+disk, server, relay = late(10801)
+release(10802, "/dev/shm/other.img", relay)
+while "different disks" not in subprocess.run(["dmesg"], stdout=subprocess.PIPE, text=True, check=True).stdout:
+    time.sleep(0.05)
+subprocess.run(["/lab/gmblock", "detach", "--force", disk])
+server.kill()
+
+disk, server, relay = late(10803)
+release(10804, "/dev/shm/disk.img", relay)
+while "this client has lost its lease" not in gmblock("attach", "--list"):
+    time.sleep(0.05)
+leases = [None]
+while leases:
+    leases = json.loads(gmblock("lease", "list", "--json", "--server", "/tmp/10804"))
+    assert all(lease["connections"] > 0 for lease in leases), leases
+subprocess.run(["/lab/gmblock", "detach", "--force", disk])
+subprocess.run(["killall", "gmblock"], check=True)
+"""
+
 # Only ublk devices wait for another daemon.
 TAKE_OVER = COMMON + r"""
 disk=$(gmblock attach --ublk "$uri")
@@ -503,6 +576,10 @@ def test_a_connection_that_ends_late():
     run(LATE_END)
 
 
+def test_a_lease_that_is_accepted_late():
+    run(LATE_LEASE)
+
+
 def test_another_daemon_takes_over():
     run(TAKE_OVER)
 
@@ -510,5 +587,6 @@ def test_another_daemon_takes_over():
 testing.main(test_a_file_system_survives_a_killed_server, test_the_daemon_and_its_end,
              test_a_server_that_is_away, test_a_flush_slower_than_the_time_limit,
              *([test_another_daemon_takes_over] if KIND == "ublk" else []),
-             *([test_a_server_that_closes_connections, test_a_connection_that_ends_late] if KIND == "nbd" else []),
+             *([test_a_server_that_closes_connections, test_a_connection_that_ends_late, test_a_lease_that_is_accepted_late]
+               if KIND == "nbd" else []),
              *([test_a_file_system_over_vhost] if GMB else []))
