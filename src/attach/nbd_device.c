@@ -76,6 +76,8 @@ struct nbd_disk {
 	/* A connection was lost soon after it was established, which counts as a failed attempt:
 	 * the server might close each connection after the handshake. */
 	bool was_short;
+	/* the last refusal of each host that was logged in this outage */
+	struct error told[URI_HOSTS_MAX];
 	pthread_t thread;
 	bool watching;
 	int stop_fd; /* readable: the watcher must end */
@@ -375,6 +377,17 @@ static bool pause_attempts(struct nbd_disk *disk)
 	return !stop_within(disk, pause_ms);
 }
 
+/* Logs each reason of a host once, because attempts may continue for hours. */
+static void log_refusal(struct nbd_disk *disk, const struct error *error)
+{
+	struct error *told = &disk->told[disk->hosts.next];
+
+	if (strcmp(told->text, error->text) != 0) {
+		*told = *error;
+		log_error("%s: %s", disk->device.path, error->text);
+	}
+}
+
 /* Replaces all dead sockets, however long it takes. Returns false if the watcher must end. */
 static bool reconnect(struct nbd_disk *disk)
 {
@@ -407,7 +420,7 @@ static bool reconnect(struct nbd_disk *disk)
 			continue;
 		}
 		if (rc == -ESTALE) {
-			log_error("%s: %s", disk->device.path, error.text);
+			log_refusal(disk, &error);
 		}
 		health_set(&disk->device.health, false, error.text);
 		if (has_excluded_us(disk, &error, ++attempts)) {
@@ -421,6 +434,7 @@ static bool reconnect(struct nbd_disk *disk)
 	log_info("%s: reconnected after %.1f s", disk->device.path,
 		(double)(clock_now_ns() - disk->dead_since_ns) / 1e9);
 	disk->dead_since_ns = 0;
+	memset(disk->told, 0, sizeof(disk->told));
 	health_set(&disk->device.health, true, NULL);
 	return true;
 }

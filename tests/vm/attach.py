@@ -279,8 +279,13 @@ dd if=/tmp/data of=$disk bs=64k count=32 oflag=direct
 away
 dd if=/tmp/data of=$disk bs=64k skip=32 seek=32 oflag=direct &
 writer=$!
-serve_at 10802 /dev/shm/other.img
+serve_at 10802 "--control /tmp/control /dev/shm/other.img"
 until gmblock attach --list | grep -e "another disk" -e "different disks"; do kill -0 $writer; sleep 0.05; done
+# The client asks again and again, and logs the refusal once.
+if [ $kind = nbd ]; then
+	until gmblock stats --json --server /tmp/control | tr -d ' \n' | grep -q '"connections_accepted":[5-9]'; do sleep 0.05; done
+	test "$(dmesg | grep -c "$disk: .*different disks")" = 1
+fi
 away
 serve_at 10802 $what
 wait $writer
