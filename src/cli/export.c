@@ -131,6 +131,31 @@ static json_t *pairs(char **words, int count)
 	return all;
 }
 
+/* Checks an export's name, path, keys and values as the server does, so that a wrong one is an
+ * error of usage. */
+static int cli_export_check(char *export, char *path, char **words, int count, struct error *error)
+{
+	const struct server_export empty = { .name = export, .path = path, .origin = export };
+	struct server_settings settings = { 0 };
+	struct server_export made;
+	int rc = 0;
+
+	for (int i = 0; rc == 0 && i < count; i++) {
+		const char *value = strchr(words[i], '=');
+		char *key = strndup(words[i], strcspn(words[i], "="));
+
+		rc = key == NULL ? error_oom(error)
+				 : server_settings_add(
+					   &settings, key, value != NULL ? value + 1 : NULL, error);
+		free(key);
+	}
+	server_export_init(&made);
+	rc = rc ?: server_export_copy(&empty, &settings, &made, error);
+	server_export_fini(&made);
+	server_settings_fini(&settings);
+	return rc;
+}
+
 /* Builds the arguments of the control command from the words after the action. Returns NULL for
  * wrong usage, which has been reported; *status is then the exit status. */
 static json_t *cli_export_make(const char *action, const struct export_arguments *arguments,
@@ -139,6 +164,9 @@ static json_t *cli_export_make(const char *action, const struct export_arguments
 	bool adds = strcmp(action, "add") == 0;
 	bool sets = strcmp(action, "set") == 0;
 	int needed = adds ? 2 : 1;
+	char any_path[] = "/";
+	struct error error = { 0 };
+	bool resizes;
 	json_t *all;
 
 	*status = CLI_USAGE;
@@ -150,6 +178,13 @@ static json_t *cli_export_make(const char *action, const struct export_arguments
 			adds   ? "add needs a NAME and a PATH, as two words"
 			: sets ? "set needs a NAME and at least one KEY=VALUE"
 			       : "remove needs one NAME");
+		return NULL;
+	}
+	/* `size` is a key only if it is the only one. */
+	resizes = sets && count == 2 && strncmp(words[1], "size=", 5) == 0;
+	if (!resizes && cli_export_check(words[0], adds ? words[1] : any_path, words + needed,
+				count - needed, &error) < 0) {
+		cli_usage_error(name, "%s", error.text);
 		return NULL;
 	}
 	all = json_pack("{s:s, s:s, s:o}", "action", action, "name", words[0], "settings",

@@ -277,7 +277,7 @@ class Rate(support.Case):
                              ("rate=1M:burst=1ms", "burst: the value must be at least 10 ms"),
                              ("rate=1M:request=5", "unknown setting 'request=5'; use one of requests=N, burst=TIME"),
                              ("max-memory=1M", "2M to 1T"), ("max-memory=", "2M to 1T")):
-            self.check_refused(["export", "set", "disk", setting, "--server", self.control], 1, why)
+            self.check_refused(["export", "set", "disk", setting, "--server", self.control], 2, why)
         self.check_refused(["serve", "--export", "=memory:1M,max-memory=all"], 2,
                            "max-memory: 'all' is neither off nor a size from 2M")
         self.check_refused(["serve", "--export", "=memory:1M,rate=burst=1s"], 2,
