@@ -353,6 +353,17 @@ class Commands(Live):
             self.assertIn(fragment, self.export("set", *arguments, status=1))
         self.check_refused(["export", "set", "a", "size=auto", "rate=1M", "--server", self.control], 2, "unknown key 'size'")
 
+    def test_an_empty_file(self):
+        """It is served, but not silently, because a beginner has forgotten to give it a size."""
+        empty = self.path("empty")
+        with open(empty, "wb"):
+            pass
+        server = self.serve("--export", f"a={empty}")
+        os.truncate(empty, 1 << 20)
+        self.assertEqual(self.export("set", "a", "size=auto"), 'export "a": size=1M (was 0)\n')
+        _, errors = server.stop()
+        self.assertIn(f"export \"a\": '{empty}' is empty, so clients see a disk of 0 bytes; enlarge it", errors)
+
     def test_asked_for_the_size(self):
         """x-gmblock:size: one request, answered when the export has another size than it says."""
         def listed(client):

@@ -228,6 +228,12 @@ int served_export_open(struct served_export *served, struct access *rules, struc
 	about.is_volatile = store_info(about.store)->is_volatile;
 	rc = export_create(&about, &served->export, error);
 	served->size = rc == 0 ? store_size(served->export->store) : 0;
+	if (rc == 0 && served->size == 0) {
+		log_warning(
+			"export \"%s\": '%s' is empty, so clients see a disk of 0 bytes; enlarge "
+			"it, for example with 'truncate -s SIZE FILE', and run 'gmblock reload'",
+			quote(entry->name), quote(entry->path));
+	}
 	return rc;
 }
 
