@@ -427,6 +427,18 @@ static int copy_file_sync_folder(struct file_end *file, struct error *error)
 	return result;
 }
 
+/* Reports that the folder of the target does not exist, which can also be a host without a scheme.
+ */
+static int file_no_folder(const struct file_end *file, struct error *error)
+{
+	bool is_host = file->path[0] != '/' && file->path[0] != '.' &&
+		       memchr(file->path, ':', strcspn(file->path, "/")) != NULL;
+
+	return error_set(error, -ENOENT, "cannot create the target %s: create its folder first%s%s",
+		file->end.name, is_host ? "; for an export of a server, write nbd://" : "",
+		is_host ? quote(file->path) : "");
+}
+
 static int file_create(struct file_end *file, struct error *error)
 {
 	struct stat status;
@@ -440,8 +452,9 @@ static int file_create(struct file_end *file, struct error *error)
 	file->fd = open(file->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0666);
 	if (file->fd < 0) {
 		err = -errno;
-		return error_set(error, err, "cannot create the target %s: %s", file->end.name,
-			err == -ENOENT ? "create its folder first" : strerror(-err));
+		return err == -ENOENT ? file_no_folder(file, error)
+				      : error_set(error, err, "cannot create the target %s: %s",
+						file->end.name, strerror(-err));
 	}
 	file->absent = false;
 	file->end.can_map = true;

@@ -103,6 +103,10 @@ class Refusals(CopyCase):
         self.refused(self.image("source"), self.path("no/target"), "cannot create the target",
                      "create its folder first")
 
+    def test_target_is_a_host(self):
+        """The scheme of a URI is missing, so it is a path."""
+        self.refused(self.image("source"), "host:10809/disk", "for an export of a server, write nbd://host:10809/disk")
+
     def test_same_file(self):
         source = self.image("source")
         os.link(source, self.path("link"))

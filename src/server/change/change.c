@@ -452,7 +452,10 @@ static int check_room(const struct change *change, const char *name, struct erro
 {
 
 	if (exports_find(change->options.exports, name) != NULL) {
-		return error_set(error, -EEXIST, "there is already an %s", change_label(name));
+		return error_set(error, -EEXIST,
+			"there is already an %s; use another name, or change it with 'gmblock "
+			"export set'",
+			change_label(name));
 	}
 	return change->options.exports->count < SERVER_EXPORTS_MAX
 		       ? 0
