@@ -27,19 +27,6 @@ enum {
 	OTHERS_PATIENCE_MS = 2000,
 };
 
-/* --- facts --------------------------------------------------------------------------------- */
-
-/* Returns the capabilities that both the server and the options allow. */
-static uint32_t find_capabilities(const struct gmb_client *client)
-{
-	uint32_t can = client->facts.capabilities;
-
-	if ((can & GMB_CAN_WRITE) == 0 || (client->options.flags & GMB_OPEN_READ_ONLY) != 0) {
-		can &= ~(uint32_t)(GMB_CAN_WRITE | GMB_CAN_TRIM | GMB_CAN_ZERO | GMB_CAN_FAST_ZERO);
-	}
-	return can;
-}
-
 uint32_t client_ready_count(const struct gmb_client *client)
 {
 	uint32_t count = 0;
@@ -52,61 +39,15 @@ uint32_t client_ready_count(const struct gmb_client *client)
 	return count;
 }
 
-void gmb_get_info(const struct gmb_client *client, struct gmb_info *info)
+/* Returns the capabilities that both the server and the options allow. */
+static uint32_t find_capabilities(const struct gmb_client *client)
 {
-	const struct carrier_facts *facts = &client->facts;
-	uint32_t connections = client_ready_count(client);
-	struct gmb_info full = {
-		.size = info->size,
-		.bytes = facts->bytes,
-		.capabilities = client->capabilities,
-		.block_minimum = facts->block_minimum,
-		.block_preferred = facts->block_preferred,
-		.payload_max = MIN(facts->payload_max, (uint32_t)CLIENT_PAYLOAD_MAX),
-		.connections = connections,
-		.depth = MIN(
-			client->command_count, client->options.depth * client->connections_wanted),
-		.replies = facts->replies,
-		.atomic_bytes = facts->atomic_bytes,
-	};
+	uint32_t can = client->facts.capabilities;
 
-	memcpy(info, &full, MIN(info->size, sizeof(full)));
-}
-
-void gmb_get_stats(const struct gmb_client *client, struct gmb_stats *stats)
-{
-	const struct ring_counters *counters = ring_counters(client->queue->ring);
-	struct gmb_stats full = client->stats;
-
-	full.size = stats->size;
-	full.system_calls = counters->enters + counters->direct;
-	full.polls = counters->looks;
-	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
-		if (client->connections[i] != NULL) {
-			full.bytes_moved += client->connections[i]->carrier->moved_bytes;
-		}
+	if ((can & GMB_CAN_WRITE) == 0 || (client->options.flags & GMB_OPEN_READ_ONLY) != 0) {
+		can &= ~(uint32_t)(GMB_CAN_WRITE | GMB_CAN_TRIM | GMB_CAN_ZERO | GMB_CAN_FAST_ZERO);
 	}
-	memcpy(stats, &full, MIN(stats->size, sizeof(full)));
-}
-
-const char *gmb_export_name(const struct gmb_client *client)
-{
-	return client->facts.name;
-}
-
-const char *gmb_export_description(const struct gmb_client *client)
-{
-	return client->facts.description;
-}
-
-const char *gmb_tls(const struct gmb_client *client)
-{
-	return client->facts.tls;
-}
-
-const char *gmb_uri(const struct gmb_client *client)
-{
-	return client->uri_text;
+	return can;
 }
 
 /* Calls the program's event callback. Blocking calls are rejected inside it. */
