@@ -45,6 +45,9 @@ struct disk_info {
 	bool keeps_stale;
 	/* a write with RWF_DSYNC may complete before the data is durable */
 	bool ignores_dsync;
+	/* a file whose data is in memory (tmpfs), so that reads do not wait for a disk, except for
+	 * the swap space */
+	bool in_memory;
 	bool has_holes;		      /* a file with less space allocated than its size */
 	bool punches_holes;	      /* fallocate PUNCH_HOLE (files) or unmap (devices) may work */
 	uint32_t direct_offset_align; /* O_DIRECT offset and length alignment; 0 = no O_DIRECT */

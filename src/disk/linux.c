@@ -7,6 +7,7 @@
 #include <linux/falloc.h>
 #include <linux/fs.h>
 #include <linux/loop.h>
+#include <linux/magic.h>
 #include <linux/major.h>
 #include <linux/stat.h>
 #include <stdio.h>
@@ -434,6 +435,7 @@ static void find_backing(int fd, dev_t device, struct disk_info *info)
 int disk_info(int fd, struct disk_info *info)
 {
 	struct disk_sysfs sysfs;
+	struct statfs system;
 	struct stat status;
 	uint64_t preferred;
 	int result;
@@ -473,6 +475,7 @@ int disk_info(int fd, struct disk_info *info)
 		 * systems were not examined. */
 		info->ignores_dsync = disk_is_remote(fd);
 		info->keeps_stale = info->ignores_dsync;
+		info->in_memory = fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
 	}
 	info->block_preferred = preferred_block(preferred);
 	fill_direct(fd, info);

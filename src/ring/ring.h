@@ -353,12 +353,13 @@ void ring_writev(struct ring *ring, struct ring_op *op, struct ring_file file,
 	const struct iovec *vector, uint32_t count, uint64_t offset, bool dsync,
 	ring_done_fn *done);
 /*
- * Like ring_write() without dsync, but writes immediately on this thread. For writes to the page
- * cache: kernels pass ring_write() to a worker thread, and that costs more than the copy. The call
- * can block if there are too many dirty pages. So the caller measures its duration, and uses
- * ring_write() for some time after calls that blocked.
+ * Like ring_write() without dsync, or ring_read(), but transfers the data immediately on this
+ * thread. For the page cache: kernels pass ring_write(), and ring_read() from a tmpfs, to a worker
+ * thread, and that costs more than the copy of a small transfer. The call can block if there are
+ * too many dirty pages, or if data is in the swap space. So the caller measures its duration, and
+ * uses the other functions for some time after calls that blocked.
  */
-void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
+void ring_transfer_inline(struct ring *ring, struct ring_op *op, bool writes, struct ring_file file,
 	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done);
 /* Makes written data durable. result: as of fdatasync(). */
 void ring_fsync(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done);

@@ -827,12 +827,13 @@ void ring_writev(struct ring *ring, struct ring_op *op, struct ring_file file,
 	io_uring_sqe_set_data(sqe, op);
 }
 
-void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
+void ring_transfer_inline(struct ring *ring, struct ring_op *op, bool writes, struct ring_file file,
 	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done)
 {
-	ssize_t written = pwrite(file.fd, mem_address(memory), len, (off_t)offset);
+	ssize_t moved = writes ? pwrite(file.fd, mem_address(memory), len, (off_t)offset)
+			       : pread(file.fd, mem_address(memory), len, (off_t)offset);
 
-	ring_defer(ring, op, written < 0 ? -errno : (int)written, done);
+	ring_defer(ring, op, moved < 0 ? -errno : (int)moved, done);
 }
 
 void ring_fsync(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done)

@@ -874,12 +874,16 @@ void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, st
 	sim_disk_submit(sop);
 }
 
-void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
+void ring_transfer_inline(struct ring *ring, struct ring_op *op, bool writes, struct ring_file file,
 	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done)
 {
 	/* The real function copies the bytes before it returns. This one copies and completes
 	 * later, which shows whether a caller reuses the memory too early. */
-	ring_write(ring, op, file, memory, len, offset, false, done);
+	if (writes) {
+		ring_write(ring, op, file, memory, len, offset, false, done);
+	} else {
+		ring_read(ring, op, file, memory, len, offset, done);
+	}
 }
 
 void ring_fsync(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done)

@@ -18,12 +18,14 @@ enum {
 	RETRIES_MAX = 1000,
 	OFFSET_ALIGN_MAX = 65536,
 	PAGE_BYTES_MIN = 4096,
-	WRITE_INLINE_SLOW_MAX = 2,
+	INLINE_SLOW_MAX = 2,
+	/* A copy of more bytes takes longer than passing it to a worker thread. */
+	READ_INLINE_BYTES_MAX = 65536,
 };
 #define RETRY_NS UINT64_C(1000000)
-/* If an inline cached write takes longer than this, it has probably blocked. */
-#define WRITE_INLINE_NS_MAX   UINT64_C(1000000)
-#define WRITE_INLINE_PAUSE_NS UINT64_C(100000000)
+/* If a transfer on this thread takes longer than this, it has probably blocked. */
+#define INLINE_NS_MAX	UINT64_C(1000000)
+#define INLINE_PAUSE_NS UINT64_C(100000000)
 
 static void read_next(struct store_part *part);
 static void write_next(struct store_part *part);
@@ -141,6 +143,42 @@ uint64_t file_refresh_size(struct file_store *store)
 	return size;
 }
 
+/* --- transfers on this thread -------------------------------------------------------------- */
+
+/*
+ * Copies to and from memory take microseconds. An asynchronous write to the page cache, or read
+ * from a tmpfs, takes longer, because the kernel uses a worker thread for it. But if the transfer
+ * on this thread blocks (too many dirty pages, an unaligned write that must first read, a page in
+ * the swap space), all clients of this reactor wait. So after several slow transfers, further ones
+ * are asynchronous for a while.
+ */
+static bool may_go_inline(const struct file_queue *queue)
+{
+	return ring_batch_ns(queue->base.ring) >= queue->inline_again_ns;
+}
+
+static void transfer_inline(struct store_part *part, struct mem_ref memory, uint64_t length,
+	uint64_t offset, ring_done_fn *done)
+{
+	struct file_queue *queue = file_queue_of(part);
+	struct ring *ring = queue->base.ring;
+	uint64_t start_ns = ring_now_ns(ring);
+	uint64_t took_ns;
+
+	ring_transfer_inline(ring, &part->io, part->op == STORE_WRITE, queue->file, memory, length,
+		offset, done);
+	took_ns = ring_now_ns(ring) - start_ns;
+	if (took_ns <= INLINE_NS_MAX) {
+		queue->inline_slow_count = 0;
+		return;
+	}
+	queue->blocked_writes += part->op == STORE_WRITE;
+	if (++queue->inline_slow_count >= INLINE_SLOW_MAX) {
+		queue->inline_slow_count = 0;
+		queue->inline_again_ns = start_ns + took_ns + INLINE_PAUSE_NS;
+	}
+}
+
 /* --- reading ------------------------------------------------------------------------------- */
 
 bool file_fits_direct(
@@ -200,6 +238,9 @@ static void read_next(struct store_part *part)
 	} else if (store->disk.keeps_stale && scratch->gate == FILE_GATE_NONE &&
 		   file_gate_has_direct_writers(store->gate) &&
 		   !file_gate_enter(store->gate, part, FILE_GATE_BUFFERED)) {
+		return;
+	} else if (store->disk.in_memory && left <= READ_INLINE_BYTES_MAX && may_go_inline(queue)) {
+		transfer_inline(part, memory, left, offset, store_file_read_done);
 		return;
 	}
 	ring_read(queue->base.ring, &part->io, file, memory, left, offset, store_file_read_done);
@@ -267,33 +308,6 @@ static void write_done(struct ring_op *op, int result)
 }
 
 /*
- * Writes to the page cache on this thread, which takes microseconds. An asynchronous write takes
- * longer, because the kernel uses a worker thread for it. But if the write on this thread blocks
- * (too many dirty pages, or an unaligned write that must first read), all clients of this reactor
- * wait. So after several slow writes, further writes are asynchronous for a while.
- */
-static void write_inline(
-	struct store_part *part, struct mem_ref memory, uint64_t length, uint64_t offset)
-{
-	struct file_queue *queue = file_queue_of(part);
-	struct ring *ring = queue->base.ring;
-	uint64_t start_ns = ring_now_ns(ring);
-	uint64_t took_ns;
-
-	ring_write_inline(ring, &part->io, queue->file, memory, length, offset, write_done);
-	took_ns = ring_now_ns(ring) - start_ns;
-	if (took_ns <= WRITE_INLINE_NS_MAX) {
-		queue->inline_slow_count = 0;
-		return;
-	}
-	queue->blocked_writes++;
-	if (++queue->inline_slow_count >= WRITE_INLINE_SLOW_MAX) {
-		queue->inline_slow_count = 0;
-		queue->inline_again_ns = start_ns + took_ns + WRITE_INLINE_PAUSE_NS;
-	}
-}
-
-/*
  * If this store writes directly, its unaligned writes through the page cache are made durable
  * before they leave the gate. Their pages are then clean, so that a later write-back cannot
  * overwrite data from direct writes.
@@ -315,8 +329,8 @@ static void write_next(struct store_part *part)
 		return;
 	}
 	queue->direct_transfers += direct;
-	if (!direct && !durable && ring_batch_ns(queue->base.ring) >= queue->inline_again_ns) {
-		write_inline(part, memory, left, offset);
+	if (!direct && !durable && may_go_inline(queue)) {
+		transfer_inline(part, memory, left, offset, write_done);
 		return;
 	}
 	ring_write(queue->base.ring, &part->io, direct ? queue->direct : queue->file, memory, left,

@@ -100,7 +100,7 @@ struct file_queue {
 	struct ring_file direct; /* fd is -1 if the store has no direct_fd */
 	struct ring_file sync;
 	struct file_gate_port port;
-	uint64_t inline_again_ns; /* time until which cached writes are asynchronous */
+	uint64_t inline_again_ns; /* time until which no transfer is made on this thread */
 	uint32_t inline_slow_count;
 	struct ring_op sync_op;
 	/* flushes that arrived during the current system call and wait for the next one */

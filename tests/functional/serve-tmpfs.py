@@ -1,0 +1,31 @@
+#!/usr/bin/python3
+"""A file in memory: the server's own threads copy its data, as a thread of the kernel would cost more than the copy."""
+import os
+import tempfile
+
+import nbdmini
+import support
+
+SIZE = 1 << 20
+
+
+class Tmpfs(support.Case):
+    def test_small_transfers_need_no_threads_of_the_kernel(self):
+        data = os.urandom(SIZE)
+        with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+            file.write(data)
+            file.flush()
+            server = self.start_unix(file.name)
+            with nbdmini.open_export(server.uri) as client:
+                for offset in range(0, SIZE, 65536):
+                    self.assertEqual(client.read(offset, 4096), data[offset:offset + 4096])
+                    self.assertEqual(client.read(offset, 65536), data[offset:offset + 65536])
+                client.write(4096, bytes(4096))
+                self.assertEqual(client.read(0, 12288), data[:4096] + bytes(4096) + data[8192:12288])
+                names = [name for _, name, _ in support.threads_of(server.process.pid)]
+                # They would exist for seconds after their last work.
+                self.assertFalse([name for name in names if name.startswith("iou-wrk")])
+
+
+if __name__ == "__main__":
+    support.main()
