@@ -41,8 +41,6 @@ enum {
 	VHOST_FLAG_NEED_REPLY = 1 << 3,
 	VHOST_REGIONS_TABLE_MAX = 8, /* regions in SET_MEM_TABLE, each with a descriptor */
 	VHOST_CONFIG_BYTES_MAX = 256,
-	VHOST_QUEUES_MAX = 256, /* VHOST_VRING_INDEX_MASK */
-	VHOST_RING_ENTRIES_MAX = 32768,
 	VHOST_LOG_PAGE_BYTES = 4096, /* guest memory that one bit of the log describes */
 };
 
@@ -52,7 +50,8 @@ struct vhost_head {
 	uint32_t bytes;	  /* size of the payload */
 };
 
-/* Messages of the front end. */
+/* Messages of the front end; those for other devices, and for features that are not offered, are
+ * missing. */
 enum vhost_request {
 	VHOST_GET_FEATURES = 1,
 	VHOST_SET_FEATURES = 2,
@@ -72,23 +71,12 @@ enum vhost_request {
 	VHOST_SET_PROTOCOL_FEATURES = 16,
 	VHOST_GET_QUEUE_NUM = 17,
 	VHOST_SET_VRING_ENABLE = 18,
-	VHOST_SEND_RARP = 19,
-	VHOST_NET_SET_MTU = 20,
 	VHOST_SET_BACK_REQ_FD = 21,
-	VHOST_IOTLB_MSG = 22,
-	VHOST_SET_VRING_ENDIAN = 23,
 	VHOST_GET_CONFIG = 24,
 	VHOST_SET_CONFIG = 25,
-	VHOST_CREATE_CRYPTO_SESSION = 26,
-	VHOST_CLOSE_CRYPTO_SESSION = 27,
-	VHOST_POSTCOPY_ADVISE = 28,
-	VHOST_POSTCOPY_LISTEN = 29,
-	VHOST_POSTCOPY_END = 30,
 	VHOST_GET_INFLIGHT_FD = 31,
 	VHOST_SET_INFLIGHT_FD = 32,
-	VHOST_GPU_SET_SOCKET = 33,
 	VHOST_RESET_DEVICE = 34,
-	VHOST_VRING_KICK = 35,
 	VHOST_GET_MAX_MEM_SLOTS = 36,
 	VHOST_ADD_MEM_REG = 37,
 	VHOST_REM_MEM_REG = 38,
@@ -99,11 +87,7 @@ enum vhost_request {
 
 /* Messages of the back end, on the channel of SET_BACK_REQ_FD. */
 enum vhost_back_request {
-	VHOST_BACK_IOTLB_MSG = 1,
 	VHOST_BACK_CONFIG_CHANGE = 2,
-	VHOST_BACK_VRING_HOST_NOTIFIER = 3,
-	VHOST_BACK_VRING_CALL = 4,
-	VHOST_BACK_VRING_ERR = 5,
 };
 
 /* Bits of GET_PROTOCOL_FEATURES and SET_PROTOCOL_FEATURES. */
@@ -112,10 +96,8 @@ enum vhost_back_request {
 #define VHOST_PROTOCOL_REPLY_ACK      BIT64(3)
 #define VHOST_PROTOCOL_BACK_REQ	      BIT64(5)
 #define VHOST_PROTOCOL_CONFIG	      BIT64(9)
-#define VHOST_PROTOCOL_BACK_SEND_FD   BIT64(10)
 #define VHOST_PROTOCOL_INFLIGHT_SHMFD BIT64(12)
 #define VHOST_PROTOCOL_RESET_DEVICE   BIT64(13)
-#define VHOST_PROTOCOL_INBAND	      BIT64(14)
 #define VHOST_PROTOCOL_MEM_SLOTS      BIT64(15)
 #define VHOST_PROTOCOL_STATUS	      BIT64(16)
 
@@ -164,8 +146,6 @@ struct vhost_log { /* SET_LOG_BASE with a descriptor */
 	uint64_t file_offset;
 };
 
-enum { VHOST_CONFIG_WRITABLE = 0, VHOST_CONFIG_MIGRATION = 1 }; /* flags of SET_CONFIG */
-
 struct vhost_config { /* GET_CONFIG, SET_CONFIG; `bytes` bytes of data follow */
 	uint32_t offset;
 	uint32_t bytes;
@@ -213,7 +193,6 @@ _Static_assert(sizeof(struct vhost_memory_table) <= VHOST_PAYLOAD_BYTES_MAX, "lo
 #define VIRTIO_RING_EVENT_IDX	BIT64(29)
 #define VHOST_PROTOCOL_FEATURES BIT64(30) /* GET_PROTOCOL_FEATURES can be used */
 #define VIRTIO_VERSION_1	BIT64(32)
-#define VIRTIO_RING_PACKED	BIT64(34)
 
 enum { VIRTIO_STATUS_DRIVER_OK = 4, VIRTIO_STATUS_FEATURES_OK = 8 }; /* SET_STATUS */
 
