@@ -150,28 +150,20 @@ static int find_late(int fd, bool has_claim)
 	return result ?: disk_check_uses(fd);
 }
 
-/* Closes the barrier if operations of a process that has exited are in flight, and opens it if
- * there are none. Called under the claim lock, before this process marks a descriptor as a writer.
- */
-static void barrier_find(struct file_gate *gate, const char *path, int fd, bool has_claim)
+/* Closes the barrier if operations of a process that has exited are in flight. Called under the
+ * claim lock, before this process marks a descriptor as a writer. */
+static void barrier_begin(struct file_gate *gate, const char *path, int fd, bool has_claim)
 {
 	int result = find_late(fd, has_claim);
-	bool was_closed = barrier_of(gate) == STORE_BARRIER_CLOSED;
 
-	if (result != -EBUSY) {
-		barrier_set(gate, result == 0 ? STORE_BARRIER_OPEN : STORE_BARRIER_UNKNOWN);
-		if (was_closed) {
-			log_info(
-				"'%s': the operations of a process that has exited completed after "
-				"%.3f s",
-				path, (double)(clock_now_ns() - gate->barrier_since) / 1e9);
-		}
-	} else if (!was_closed) {
+	if (result == -EBUSY && barrier_of(gate) != STORE_BARRIER_CLOSED) {
 		barrier_set(gate, STORE_BARRIER_CLOSED);
 		gate->barrier_since = clock_now_ns();
 		log_warning("'%s': operations of a process that has exited are still in flight; "
 			    "clients wait until these have completed",
 			path);
+	} else if (result != -EBUSY) {
+		barrier_set(gate, result == 0 ? STORE_BARRIER_OPEN : STORE_BARRIER_UNKNOWN);
 	}
 }
 
@@ -199,20 +191,26 @@ static void mark_if_writer(struct file_gate *gate, const struct file_gate_member
 	}
 }
 
-/* Checks the barrier again. Called under the claim lock. */
+/* Checks whether a closed barrier is open now. Called under the claim lock. */
 static void barrier_look(struct file_gate *gate)
 {
 	const struct file_gate_member *any = NULL;
+	int result;
 
 	pthread_mutex_lock(&gate->lock);
 	list_for_each(node, &gate->members)
 	{
 		any = list_entry(node, struct file_gate_member, node);
 	}
-	barrier_find(gate, any->path, any->fd, gate->claim_count > 0);
+	result = find_late(any->fd, gate->claim_count > 0);
+	if (result != -EBUSY) {
+		barrier_set(gate, result == 0 ? STORE_BARRIER_OPEN : STORE_BARRIER_UNKNOWN);
+		log_info("'%s': the operations of a process that has exited completed after %.3f s",
+			any->path, (double)(clock_now_ns() - gate->barrier_since) / 1e9);
+	}
 	list_for_each(node, &gate->members)
 	{
-		if (barrier_of(gate) == STORE_BARRIER_OPEN) {
+		if (result == 0) {
 			mark_if_writer(gate, list_entry(node, struct file_gate_member, node));
 		}
 	}
@@ -221,11 +219,9 @@ static void barrier_look(struct file_gate *gate)
 
 enum store_barrier file_gate_barrier(struct file_gate *gate, bool look)
 {
-	if (look) {
+	if (look && barrier_of(gate) == STORE_BARRIER_CLOSED) {
 		pthread_mutex_lock(&gate->claim_lock);
-		/* A process that has also read the disk could have exited since the last look. */
-		if (barrier_of(gate) == STORE_BARRIER_CLOSED ||
-			(barrier_of(gate) == STORE_BARRIER_OPEN && gate->claim_count == 0)) {
+		if (barrier_of(gate) == STORE_BARRIER_CLOSED) {
 			barrier_look(gate);
 		}
 		pthread_mutex_unlock(&gate->claim_lock);
@@ -268,7 +264,7 @@ int file_gate_claim(
 	} else if (gate->claim_count == 0) {
 		result = disk_claim(path, fd, &gate->claim_fd, error);
 		if (result == 0) {
-			barrier_find(gate, path, fd, true);
+			barrier_begin(gate, path, fd, true);
 		}
 	}
 	if (result == 0) {
@@ -283,7 +279,7 @@ void file_gate_read(struct file_gate *gate, const char *path, int fd)
 {
 	pthread_mutex_lock(&gate->claim_lock);
 	if (gate->claim_count == 0) {
-		barrier_find(gate, path, fd, false);
+		barrier_begin(gate, path, fd, false);
 	}
 	pthread_mutex_unlock(&gate->claim_lock);
 }

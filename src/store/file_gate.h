@@ -90,7 +90,8 @@ void file_gate_read(struct file_gate *gate, const char *path, int fd);
  * cache. Any thread, while the caller has a claim. */
 int file_gate_claim_fd(const struct file_gate *gate);
 
-/* Returns the state of the barrier, see store_barrier(). Any thread. */
+/* Returns the state of the barrier, see store_barrier(). look: query the system again if the
+ * barrier is closed, which can block. Any thread. */
 enum store_barrier file_gate_barrier(struct file_gate *gate, bool look);
 /* Returns whether this process uses a block device, and the last known state of its barrier. Any
  * thread. */

@@ -584,10 +584,10 @@ enum store_barrier {
 };
 /*
  * Returns whether operations of a killed server may still reach the disk, or memory that the server
- * shared with its clients. Then the barrier is closed, and clients wait until it opens or becomes
- * unknown. It closes again when another store of the disk is opened; if this process only reads the
- * disk, perhaps at a look. look: query the operating system, which can block.
- * Any thread.
+ * shared with its clients. If so, the barrier is closed, and no part may be submitted. Later it
+ * opens or becomes unknown, and closes again only when another store of the disk is opened. look:
+ * if it is closed, query the operating system again, which can block; otherwise return the last
+ * result. Any thread.
  */
 enum store_barrier store_barrier(struct store *store, bool look);
 /* Returns "open", "closed" or "unknown". */

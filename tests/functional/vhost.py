@@ -1,11 +1,9 @@
 #!/usr/bin/python3
 """vhost-user-blk as a front end sees it: requests, the configuration, memory, queues, the record of requests in flight,
 the log of dirty pages, rights, and the end."""
-import fcntl
 import json
 import os
 import random
-import select
 import signal
 import socket
 import struct
@@ -225,21 +223,6 @@ class Configuration(Vhost):
         self.assertTrue(device.acknowledged(tool.SET_CONFIG, struct.pack("=III", 32, 1, 0) + b"\1"))
         self.assertEqual(device.config()["wce"], 1)
         self.assertFalse(device.acknowledged(tool.SET_CONFIG, struct.pack("=III", 0, 1, 0) + b"\1"))
-
-    def test_late_reads_of_a_server_that_has_exited_later(self):
-        """A server that only reads the disk, like the other one, has started before. It does not accept a front end until
-        these reads have ended."""
-        server = self.serve(keys=",readonly")
-        barrier = lambda: self.stats()["exports"][0]["barrier"]  # noqa: E731
-        self.assertEqual(barrier(), "open")
-        with open(self.disk, "rb") as operations:
-            support.ask_writer_mark(operations, support.F_OFD_SETLK, fcntl.F_RDLCK, support.USE_OFFSET + 33)
-            device = self.device(server, start=False)
-            device.send(tool.GET_FEATURES)
-            self.wait_for(lambda: barrier() == "closed")
-            self.assertEqual(select.select([device.socket], [], [], 0)[0], [])
-        self.assertEqual(device.receive()[0], tool.GET_FEATURES)
-        self.assertEqual(barrier(), "open")
 
     def test_a_resize_is_announced(self):
         """V18: the back end reports it, and the configuration has the new size"""

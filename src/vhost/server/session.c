@@ -74,17 +74,6 @@ static void vhost_session_go_on(struct vhost_session *session)
 
 /* --- choosing the export ---------------------------------------------------------------------- */
 
-/* The front end can have lost the connection to another server, which has read into its memory, and
- * has exited a moment ago. So each session looks once for late reads of other processes. */
-static int look_and_choose(struct vhost_session *session, struct engine_export *entry)
-{
-	if (!session->has_looked) {
-		session->has_looked = true;
-		return engine_export_wait(entry, &session->base);
-	}
-	return session_choose(&session->base, entry);
-}
-
 static void vhost_session_choose(struct vhost_session *session)
 {
 	size_t bytes = strlen(session->export_name);
@@ -92,7 +81,7 @@ static void vhost_session_choose(struct vhost_session *session)
 		session_export_find(&session->base, session->export_name, (uint32_t)bytes);
 	int rc = session->base.stopping ? -ESHUTDOWN
 		 : entry == NULL	? -ENOENT
-					: look_and_choose(session, entry);
+					: session_choose(&session->base, entry);
 
 	if (rc == -EAGAIN) {
 		return; /* vhost_session_resume() tries again */

@@ -334,7 +334,6 @@ struct vhost_session {
 	struct ring_op poll_op;
 	uint32_t poll_events; /* of poll_op in flight */
 	char *export_name;
-	bool has_looked; /* for late reads of other processes */
 	struct vhost_message message;
 	struct vhost_reply reply;
 	enum vhost_wait waits;
