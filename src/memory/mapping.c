@@ -22,7 +22,7 @@ struct mapping_slot {
 static struct mapping_slot slots[MAPPINGS_MAX];
 static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER; /* for changes of slots */
 static _Atomic uint32_t slots_used;
-static uint64_t slots_bytes; /* of all mappings */
+static uint64_t slots_bytes; /* of all mappings, also of those being created */
 static struct sigaction action_before;
 
 /* Replaces the mapping that contains the address. A signal handler may call mmap(), which is only a
@@ -65,6 +65,25 @@ static void mapping_handle_faults(void)
 	(void)sigaction(SIGBUS, &action, &action_before);
 }
 
+/* Reserves addresses for a mapping. Returns false if all mappings would exceed the limit. */
+static bool bytes_take(uint64_t bytes)
+{
+	bool fits;
+
+	pthread_mutex_lock(&slots_lock);
+	fits = bytes <= MAPPINGS_BYTES_MAX - slots_bytes;
+	slots_bytes += fits ? bytes : 0;
+	pthread_mutex_unlock(&slots_lock);
+	return fits;
+}
+
+static void bytes_give(uint64_t bytes)
+{
+	pthread_mutex_lock(&slots_lock);
+	slots_bytes -= bytes;
+	pthread_mutex_unlock(&slots_lock);
+}
+
 static int slot_take(struct mapping *mapping)
 {
 	static bool is_handled;
@@ -75,8 +94,7 @@ static int slot_take(struct mapping *mapping)
 		is_handled = true;
 		mapping_handle_faults();
 	}
-	for (uint32_t i = 0;
-		i < MAPPINGS_MAX && mapping->start_bytes <= MAPPINGS_BYTES_MAX - slots_bytes; i++) {
+	for (uint32_t i = 0; i < MAPPINGS_MAX; i++) {
 		if (atomic_load_explicit(&slots[i].start, memory_order_relaxed) == 0) {
 			atomic_store_explicit(&slots[i].is_broken, false, memory_order_relaxed);
 			/* Release: start is 0 for those who see the new value. */
@@ -87,7 +105,6 @@ static int slot_take(struct mapping *mapping)
 			mapping->slot = i;
 			/* Relaxed order: the number publishes no other data. */
 			atomic_fetch_add_explicit(&slots_used, 1, memory_order_relaxed);
-			slots_bytes += mapping->start_bytes;
 			rc = 0;
 			break;
 		}
@@ -122,10 +139,15 @@ int mapping_create(int fd, uint64_t offset, uint64_t bytes, struct mapping *mapp
 	}
 	skipped = offset & (page_bytes - 1);
 	mapping.start_bytes = align_up(skipped + bytes, page_bytes);
+	if (!bytes_take(mapping.start_bytes)) {
+		return -ENOSPC;
+	}
 	start = mmap(NULL, mapping.start_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
 		(off_t)(offset - skipped));
 	if (start == MAP_FAILED) {
-		return -errno;
+		rc = -errno;
+		bytes_give(mapping.start_bytes);
+		return rc;
 	}
 	mapping.start = start;
 	mapping.base = mapping.start + skipped;
@@ -136,6 +158,7 @@ int mapping_create(int fd, uint64_t offset, uint64_t bytes, struct mapping *mapp
 	rc = rc ?: slot_take(&mapping);
 	if (rc < 0) {
 		(void)munmap(start, mapping.start_bytes);
+		bytes_give(mapping.start_bytes);
 		return rc;
 	}
 	*mapping_out = mapping;

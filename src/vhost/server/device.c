@@ -195,7 +195,7 @@ static const char *vhost_memory_text(int error)
 	case EMFILE:
 		return "too many regions of its earlier memory are in use by requests in flight";
 	case ENOSPC:
-		return "the guest memory of all front ends reaches the server's limit of 4096 "
+		return "the memory of all front ends would exceed the server's limit of 4096 "
 		       "regions or 64 TiB";
 	default:
 		return "the server cannot map the guest memory";
