@@ -492,6 +492,7 @@ static void client_connection_start(struct connection *connection)
 		options.lease = lease_want_format(lease_text, &lease);
 	}
 	connection->renews_lease = lease.renew;
+	connection->returns_lease = false;
 
 	if (options.alive_ms < ALIVE_MS_MIN) {
 		options.alive_ms = 0; /* the timeout is too short for signs of life */
