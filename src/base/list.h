@@ -74,7 +74,7 @@ static inline struct list_node *list_pop_front(struct list_node *head)
 	return node;
 }
 
-/* Moves all nodes to the end of another list. */
+/* Moves all nodes, in their order, to the end of another list. */
 static inline void list_move_all(struct list_node *to, struct list_node *from)
 {
 	struct list_node *first = from->next;

@@ -339,7 +339,7 @@ static int start_process(const int files[OFFER_FILES], const json_t *offer, int 
 	return code == 0 ? 0
 			 : error_set(error, -code, "cannot start %s: %s%s", start->program,
 				   strerror(code),
-				   strchr(start->program, '/') == NULL
+				   code == ENOENT && strchr(start->program, '/') == NULL
 					   ? "; the first word after -- is the program"
 					   : "");
 }

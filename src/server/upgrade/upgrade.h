@@ -45,8 +45,6 @@
 #include "server/listen/accept.h"
 
 struct upgrade;
-struct fencing;
-struct leases;
 struct scrape;
 struct control_command;
 
