@@ -35,8 +35,9 @@ class SlowRelay(relay.Relay):
 class PushFlows(push_tool.Case):
     def pair(self, size=32 * MIB, keys="", arguments=(), pieces=None, rate=None, second=None):
         """A source and a destination with a relay in front of it: self.uris. second: starts the destination."""
-        self.source = self.image("source", size, *(pieces or ((0, size),)))
-        self.target = self.image("target", size, (0, size))
+        # Servers of an attempt before may still have theirs open.
+        self.source = self.image(f"source{self.count}", size, *(pieces or ((0, size),)))
+        self.target = self.image(f"target{self.count}", size, (0, size))
         self.first = self.serve(f"disk={self.source}", network=True,
                                 arguments=("--push-to", "127.0.0.1,port=any", *arguments))
         self.second = second() if second else self.serve(f"disk={self.target}{keys}", network=True,

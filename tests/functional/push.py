@@ -496,7 +496,7 @@ class Push(push_tool.Case):
         """Who gives no sign of life loses what it was lent; who is slow does not."""
         def check(factor):
             limit = "--handshake-timeout", f"{2 * factor}s"
-            source = self.image("source", 4 * MIB, (0, 4 * MIB))
+            source = self.image(f"source{factor}", 4 * MIB, (0, 4 * MIB))
             slow = self.serve(f"disk={source}", "other=memory:4M", arguments=limit)
             code, number, errors = self.run_gmblock("push", "--detach", "--rate", "1", slow.push("disk"),
                                                     slow.push("other"))
