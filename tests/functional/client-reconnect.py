@@ -308,16 +308,20 @@ class Reconnect(support.Case):
             clients = [self.open(name, flags=flags | gmblock.OPEN_NO_RECONNECT, request_timeout_ms=factor * 1200)
                        for flags in (0, gmblock.OPEN_NO_EXTENDED, gmblock.OPEN_SIMPLE)]
             done = []
-            for client in clients:
-                done += [self.submit(client, [client.new(gmblock.FLUSH)])]
-                done += [self.submit(client, [client.new(kind, 4096, 8192)])
-                         for kind in (gmblock.ZERO, gmblock.TRIM, gmblock.CACHE)]
-            while not all(done):
-                self.queue.wait(-1)
-            self.assertEqual({one[0].result for one in done}, {0})
-            self.assertEqual(self.events, [])
-            self.assertEqual({client.stats().commands_replayed for client in clients}, {0})
-            server.kill()
+            try:
+                for client in clients:
+                    done += [self.submit(client, [client.new(gmblock.FLUSH)])]
+                    done += [self.submit(client, [client.new(kind, 4096, 8192)])
+                             for kind in (gmblock.ZERO, gmblock.TRIM, gmblock.CACHE)]
+                while not all(done):
+                    self.queue.wait(-1)
+                self.assertEqual({one[0].result for one in done}, {0})
+                self.assertEqual(self.events, [])
+                self.assertEqual({client.stats().commands_replayed for client in clients}, {0})
+            finally:
+                for client in clients:
+                    client.close()
+                server.kill()
 
         self.at_some_pace(check)
 
