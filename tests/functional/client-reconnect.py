@@ -373,11 +373,16 @@ class Reconnect(support.Case):
         self.serve()
         proxy = self.proxy((None, ""), (0, "freeze"))
         client = self.open("p", reconnect_timeout_ms=200, connect_timeout_ms=60000)
+        proxy.hold(0, relay.DOWN)
         done = self.submit(client, self.reads(client))
-        proxy.links[0].cut()
+        self.queue.wait(0)
+        proxy.cut(0)
+        while len(proxy.links) < 2:
+            self.queue.wait(10)
         begun = time.monotonic()
         client.close()
         self.assertLess(time.monotonic() - begun, 30)
+        self.assertEqual({request.result for request in done}, {-errno.ENOTCONN})
         self.assertEqual(len(done), 40)
 
     def test_the_export_is_gone(self):
