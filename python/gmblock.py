@@ -229,10 +229,11 @@ class Queue(_Open):
     def destroy(self):
         if self._handle is None:
             return
-        if self.loop is not None:
-            self.loop.remove_reader(self.fd())
+        attached = self.loop is not None and self.loop.remove_reader(self.fd())
         code = LIBRARY.gmb_queue_destroy(self.handle)
         if code != 0:
+            if attached:
+                self.attach(self.loop)
             raise Error(code, "a client on the queue is open")
         self._handle = None
 

@@ -224,6 +224,18 @@ class Module(support.Case):
                 return b"".join(blocks)
         self.assertEqual(asyncio.run(work()), bytes(range(16)))
 
+    def test_a_queue_that_is_in_use_stays_attached(self):
+        async def work():
+            queue = gmblock.Queue()
+            queue.attach(asyncio.get_running_loop())
+            with queue, queue.open(self.uri) as client:
+                with self.assertRaises(gmblock.Error) as caught:
+                    queue.destroy()
+                self.assertEqual(caught.exception.errno, errno.EBUSY)
+                for at in range(16):
+                    await asyncio.wait_for(client.apwrite(b"x", at), 60)
+        asyncio.run(work())
+
     def test_the_structs_are_those_of_the_header(self):
         """A compiler says how large they are, and where their members lie."""
         pairs = {"gmb_options": gmblock.Options, "gmb_tls_settings": gmblock.TlsSettings,
