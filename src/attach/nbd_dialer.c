@@ -144,8 +144,6 @@ static int dial_tls(struct nbd_dialer *dialer, const struct nbd_dial_options *di
 		rc = nbd_relay_dial(&options, &connection->fd, &connection->relay, answers, error);
 	}
 	if (rc == 0 && connection->relay != NULL && dialer->tls == NULL) {
-		nbd_connection_leave(connection->fd);
-		nbd_relay_leave(connection->relay);
 		nbd_connection_close(connection);
 		rc = error_set(error, -EOPNOTSUPP,
 			"the server chose a cipher that the kernel does not support");
