@@ -159,7 +159,9 @@ class PageCacheSend(support.Case):
                 self.assertEqual(told["page_cache_send_bytes"], 0)
                 self.assertEqual(told["page_cache_send_misses"], 0)
                 self.assertEqual(told["page_cache_send_refusal"], refusal)
-                self.assertEqual(self.server.stop(), (0, ""))
+                status, errors = self.server.stop()
+                self.assertEqual(status, 0, errors)
+                self.assertRegex(errors, "is empty" if refusal == "empty" else "^$")
 
     def test_a_flash_store_copies(self):
         store = f"flash:{self.path('store')}"
